@@ -1,0 +1,1 @@
+"""Rollweave: reinforcement-learning post-training of LLM agents. One control plane, two clocks."""

@@ -1,0 +1,1 @@
+"""Typed job files and their strict loading."""

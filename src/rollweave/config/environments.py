@@ -1,0 +1,69 @@
+"""The environment section of a job: which world the agent acts in, and where its tasks come from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from rollweave.config.base import Section
+
+
+class FrozenLakeConfig(Section):
+    """Gymnasium's FrozenLake as a text agent of 5 to 30 turns."""
+
+    type: Literal["frozen_lake"]
+    map: Literal["random", "fixed"] = "random"
+    """`random`: a new map per task, held-out maps for evaluation. `fixed`: gymnasium's own map."""
+    size: Literal[4, 8] = 4
+    slippery: bool = False
+    instructions: bool = False
+    """Begin with the rules in words. Real LLMs need them; a tiny policy learns the format in its warm start."""
+    levels: PositiveInt | None = None
+    """Number of different training tasks; none: never the same map twice."""
+
+
+class PromptsConfig(Section):
+    """Single-turn prompts from a file, scored by a reward function."""
+
+    type: Literal["prompts"]
+    file: str
+    """A .jsonl or .parquet file with one task per row."""
+    prompt: str = "prompt"
+    """The column that holds the prompt: a string, or a list of chat messages."""
+    held_out: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Share of the rows kept for evaluation."""
+
+
+class PythonEnvironmentConfig(Section):
+    """Your own class with `reset` and `step`."""
+
+    type: Literal["python"]
+    target: str
+    """`file.py:Class`, or `package.module:Class`."""
+    arguments: dict[str, Any] = {}
+    """Passed to the class as keyword arguments."""
+    levels: PositiveInt | None = None
+    """Number of different training tasks; none: every task has a new seed."""
+
+
+SingleEnvironment = Annotated[FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig, Field(discriminator="type")]
+
+
+class MixtureMember(Section):
+    environment: SingleEnvironment
+    weight: PositiveFloat = 1.0
+    name: str = ""
+    """The tag of its tasks in metrics and routing; default: the environment's type."""
+
+
+class MixtureConfig(Section):
+    """Several environments, drawn by weight."""
+
+    type: Literal["mixture"]
+    of: Annotated[tuple[MixtureMember, ...], Field(min_length=2)]
+
+
+EnvironmentConfig = Annotated[
+    FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig | MixtureConfig, Field(discriminator="type")
+]

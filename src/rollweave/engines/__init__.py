@@ -1,0 +1,1 @@
+"""Engines generate: tokens in, tokens and log-probs out."""

@@ -1,0 +1,113 @@
+"""What the control plane asks of anything that generates tokens.
+
+An engine takes requests one by one and answers each the moment it ends; there is no batch to wait for.
+Weights change between two steps only: `prepare` stages and verifies a version in the background, `commit`
+makes it current. Requests in flight go on under the new version, and their completion says where it changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from rollweave.trajectory import Span, Transform
+
+Finish = Literal["stop", "length", "aborted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw the tokens of a turn."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_tokens: tuple[int, ...] = ()
+    """Generation ends after one of these; the token itself is part of the answer."""
+    stop_strings: tuple[str, ...] = ()
+    """Generation ends once the answer's text contains one of these; what was sampled stays sampled."""
+
+    @property
+    def transform(self) -> Transform:
+        return Transform(self.temperature, self.top_p, self.top_k)
+
+
+@dataclass(slots=True)
+class Request:
+    """One turn to generate. `tokens` is the whole context; the engine finds what it has already computed."""
+
+    id: str
+    trajectory: str
+    """Turns of one trajectory share a KV cache; `release(trajectory)` gives it back."""
+    tokens: list[int]
+    seed: int
+    """Fixes what is sampled for this turn, whatever else is in the batch."""
+    sampling: Sampling
+    tag: str = "default"
+    """The task's domain; routing looks at it."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """The answer to a request: spans in order, each drawn by one policy version."""
+
+    id: str
+    spans: list[Span]
+    finish: Finish
+    text: str = ""
+    """The answer decoded, without stop tokens."""
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the start, and two gauges."""
+
+    steps: int = 0
+    sampled_tokens: int = 0
+    prefilled_tokens: int = 0
+    """Context tokens computed for the first time."""
+    recomputed_tokens: int = 0
+    """Context tokens computed again: after a weight update or an eviction."""
+    evictions: int = 0
+    busy_seconds: float = 0.0
+    recompute_seconds: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    version: int = 0
+    checksum: str = ""
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Implemented by the torch engine, the simulated engine and the clients of engines in other processes."""
+
+    async def generate(self, request: Request) -> Completion:
+        """Add a request; returns the moment it ends (also when aborted)."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request between steps; its `generate` returns what it has, finish `aborted`."""
+        ...
+
+    def release(self, trajectory: str) -> None:
+        """The trajectory has ended: its KV cache may go."""
+        ...
+
+    async def suspend(self) -> None:
+        """Returns once no step is running and none will start."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def prepare(self, version: int) -> str:
+        """Fetch and verify a version from the weight store in the background; returns its checksum."""
+        ...
+
+    async def commit(self, version: int) -> None:
+        """Make a prepared version current, between two steps."""
+        ...
+
+    async def stats(self) -> EngineStats: ...
+
+    async def close(self) -> None: ...

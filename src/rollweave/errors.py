@@ -1,0 +1,42 @@
+"""The errors a person meets, named after the boundary they crossed.
+
+    RollweaveError            shown without a traceback (unless --debug); the message names the fix
+    ├── ConfigError           a job or cluster file, an override, a flag
+    ├── ModelError            a policy that cannot be loaded or used
+    ├── EnvironmentFailed     the user's environment raised, returned nonsense or hung
+    ├── RewardFailed          the user's reward raised or returned nonsense
+    ├── RunFolderError        a run folder that exists, is incomplete or cannot be written
+    └── UntrainableBatch      data without log-probs, versions or transforms reached the trainer
+
+Programming errors stay what they are (TypeError, AssertionError, ...) and always show a traceback.
+"""
+
+from __future__ import annotations
+
+
+class RollweaveError(Exception):
+    """Something the user can fix. The message says what, where and how."""
+
+
+class ConfigError(RollweaveError):
+    pass
+
+
+class ModelError(RollweaveError):
+    pass
+
+
+class EnvironmentFailed(RollweaveError):
+    pass
+
+
+class RewardFailed(RollweaveError):
+    pass
+
+
+class RunFolderError(RollweaveError):
+    pass
+
+
+class UntrainableBatch(RollweaveError):
+    pass

@@ -1,0 +1,1 @@
+"""Events, metrics, the terminal view and the report. Written to by all, reads nothing back."""

@@ -1,0 +1,1 @@
+"""Rewards score a finished trajectory."""

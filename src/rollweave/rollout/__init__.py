@@ -1,0 +1,1 @@
+"""The producer: who generates what, when, for which train step."""

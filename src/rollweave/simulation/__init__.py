@@ -1,0 +1,1 @@
+"""Modelled engine, trainer and environment for the virtual clock."""

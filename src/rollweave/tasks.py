@@ -1,0 +1,174 @@
+"""Where work comes from: a Task names one episode's start, a TaskSource hands tasks out in a fixed order.
+
+A source is a pure function of (seed, cursor): `task(i)` is the i-th task it will ever hand out, and the
+cursor is nothing but that i. Resuming is seeking, and a crash can neither skip nor repeat a task. The
+held-out split is disjoint from training by construction and has an order of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from rollweave.errors import ConfigError
+from rollweave.seeds import derive, generator
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One episode's start: which environment, which seed, and what the data file says about it."""
+
+    id: str
+    environment: str
+    seed: int
+    data: dict[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+
+
+class TaskSource(Protocol):
+    """Tasks by position. Implementations hold no state that a cursor does not capture."""
+
+    def task(self, index: int) -> Task:
+        """The training task at this position of the order (endless: epochs follow each other)."""
+        ...
+
+    def held_out(self, count: int) -> list[Task]:
+        """The first `count` tasks of the evaluation split; fewer if the split is smaller."""
+        ...
+
+
+class Cursor:
+    """Walks a source; `position` is all there is to save."""
+
+    def __init__(self, source: TaskSource, position: int = 0) -> None:
+        self.source = source
+        self.position = position
+
+    def next(self) -> Task:
+        task = self.source.task(self.position)
+        self.position += 1
+        return task
+
+
+class SeedSource:
+    """Tasks for environments that are generated from a seed: levels, maps, puzzles.
+
+    `size` levels make an epoch (None: every task is new). Held-out seeds come from another branch of the
+    derivation; a finite training set and the held-out set are additionally checked not to share a seed.
+    """
+
+    def __init__(self, environment: str, seed: int, size: int | None = None) -> None:
+        self.environment = environment
+        self.seed = seed
+        self.size = size
+
+    def task(self, index: int) -> Task:
+        if self.size is None:
+            return self._make("train", index, epoch=0)
+        epoch, place = divmod(index, self.size)
+        return self._make("train", _shuffled(self.size, self.seed, epoch)[place], epoch)
+
+    def held_out(self, count: int) -> list[Task]:
+        return [self._make("heldout", index, epoch=0) for index in range(count)]
+
+    def _make(self, split: str, index: int, epoch: int) -> Task:
+        # The low bit marks the split, so no training level can be an evaluation level.
+        level = derive(self.seed, self.environment, split, index) & 0x7FFF_FFFE | (split == "heldout")
+        return Task(f"{self.environment}/{split}/{index}", self.environment, level, {}, epoch)
+
+
+class RowSource:
+    """Tasks from the rows of a jsonl or parquet file. The last `held_out_share` of a seeded shuffle is kept for evaluation."""
+
+    def __init__(
+        self, environment: str, rows: Sequence[dict[str, Any]], seed: int, held_out_share: float = 0.1
+    ) -> None:
+        if not rows:
+            raise ConfigError("the prompt file has no rows: add at least one")
+        self.environment = environment
+        self.rows = rows
+        self.seed = seed
+        order = _shuffled(len(rows), seed, -1)
+        kept = min(max(1, round(len(rows) * held_out_share)), len(rows) - 1) if held_out_share > 0 else 0
+        self.train_rows = order[: len(rows) - kept]
+        self.held_out_rows = order[len(rows) - kept :]
+
+    def task(self, index: int) -> Task:
+        epoch, place = divmod(index, len(self.train_rows))
+        row = self.train_rows[_shuffled(len(self.train_rows), self.seed, epoch)[place]]
+        return self._make(row, epoch)
+
+    def held_out(self, count: int) -> list[Task]:
+        return [self._make(row, 0) for row in self.held_out_rows[:count]]
+
+    def _make(self, row: int, epoch: int) -> Task:
+        seed = derive(self.seed, self.environment, "row", row, epoch) & 0x7FFF_FFFF
+        return Task(f"{self.environment}/row/{row}", self.environment, seed, self.rows[row], epoch)
+
+
+class Mixture:
+    """A weighted mixture. Position i belongs to one source for good: a seeded draw decides which."""
+
+    def __init__(self, sources: Sequence[TaskSource], weights: Sequence[float], seed: int) -> None:
+        if len(sources) != len(weights) or any(w <= 0 for w in weights):
+            raise ConfigError("a mixture needs one positive weight per source")
+        self.sources = list(sources)
+        self.weights = list(weights)
+        self.seed = seed
+        self._choices: list[int] = []
+        self._places: list[int] = []  # position i is the _places[i]-th task of its source
+        self._handed_out = [0] * len(sources)
+
+    def task(self, index: int) -> Task:
+        while len(self._choices) <= index:
+            draw = generator(self.seed, "mixture", len(self._choices))
+            choice = draw.choices(range(len(self.sources)), self.weights)[0]
+            self._choices.append(choice)
+            self._places.append(self._handed_out[choice])
+            self._handed_out[choice] += 1
+        return self.sources[self._choices[index]].task(self._places[index])
+
+    def held_out(self, count: int) -> list[Task]:
+        shares = [max(1, round(count * w / sum(self.weights))) for w in self.weights]
+        tasks = [t for s, n in zip(self.sources, shares, strict=True) for t in s.held_out(n)]
+        return tasks[:count]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a `.jsonl` or `.parquet` file, as dictionaries."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; name a .jsonl or .parquet file with one task per row")
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}:{number}: not valid JSON ({error.msg}); write one object per line") from None
+        if not isinstance(row, dict):
+            raise ConfigError(f'{path}:{number}: expected an object like {{"prompt": ...}}, got {type(row).__name__}')
+        rows.append(row)
+    return rows
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise ConfigError(f"{path}: reading parquet needs pyarrow: pip install 'rollweave[parquet]'") from None
+    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    return rows
+
+
+@lru_cache(maxsize=8)
+def _shuffled(size: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(size))
+    generator(seed, "order", epoch).shuffle(order)
+    return order

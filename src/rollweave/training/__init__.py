@@ -1,0 +1,1 @@
+"""The consumer: advantages, losses, the trainer and its checkpoints."""

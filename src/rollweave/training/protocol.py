@@ -1,0 +1,32 @@
+"""What the control plane asks of anything that trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from rollweave.trajectory import Batch
+
+Metrics = dict[str, float]
+
+
+class Trainer(Protocol):
+    """Implemented by the torch trainer, the simulated trainer and the client of a trainer elsewhere."""
+
+    async def train_step(self, batch: Batch) -> Metrics:
+        """One optimisation step on a checked batch: version n becomes n + 1."""
+        ...
+
+    async def publish(self, version: int) -> str:
+        """Push the current weights to the weight store as `version`; returns their checksum."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Write a checkpoint: a Hugging Face folder plus `state/`. Atomic: all of it or nothing."""
+        ...
+
+    async def load(self, folder: Path) -> None:
+        """Continue from a checkpoint that `save` wrote."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,205 @@
+"""What flows through the system: spans make turns, turns a trajectory, trajectories a group, groups a batch.
+
+Tokens are the source of truth. A trajectory is an append-only sequence of token ids in which every id was
+either *given* (rendered from an observation) or *sampled* by an engine. Sampled ids carry what off-policy
+training needs to be honest: the log-prob under the distribution they were really drawn from, the policy
+version that drew them and the transform (temperature, top-p, top-k) between the two.
+
+    Span         a run of tokens with one origin: given, or sampled by one policy version
+    Turn         the given tokens of one observation, then the spans of the answer to it
+    Trajectory   one member's episode: turns, step rewards, a typed outcome
+    Group        the members that share one task (same environment seed); the unit of admission
+    Batch        the groups one train step consumes, in canonical order
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rollweave.errors import UntrainableBatch
+from rollweave.tasks import Task
+
+
+class Outcome(StrEnum):
+    """How an episode ended. The first two are trained, the others never are."""
+
+    FINISHED = "finished"  # the environment said so
+    TRUNCATED = "truncated"  # the turn or token limit: a real episode, only cut short
+    ENV_FAILED = "env_failed"  # infrastructure: the environment raised or returned nonsense
+    TIMED_OUT = "timed_out"  # infrastructure: the environment missed its deadline
+    ABORTED = "aborted"  # we stopped it ourselves
+
+    @property
+    def trainable(self) -> bool:
+        return self in (Outcome.FINISHED, Outcome.TRUNCATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """What was done to the logits before drawing. The identity is temperature 1 and nothing cut."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(slots=True)
+class Span:
+    """A run of tokens with one origin."""
+
+    tokens: list[int]
+    logprobs: list[float] | None = None
+    """Behaviour log-probs: of the transformed distribution the tokens were drawn from. None: given."""
+    raw_logprobs: list[float] | None = None
+    """Log-probs of the policy itself, before temperature, top-p and top-k."""
+    version: int | None = None
+    """The policy version that drew these tokens. None: given."""
+    transform: Transform | None = None
+
+    @property
+    def sampled(self) -> bool:
+        return self.version is not None
+
+    def problem(self) -> str | None:
+        """Why this span must not be trained, or None."""
+        if not self.sampled:
+            return None if self.logprobs is None else "given tokens carry log-probs"
+        if self.logprobs is None or self.raw_logprobs is None or self.transform is None:
+            return "sampled tokens lack log-probs or their sampling transform"
+        if len(self.logprobs) != len(self.tokens) or len(self.raw_logprobs) != len(self.tokens):
+            return f"{len(self.tokens)} sampled tokens carry {len(self.logprobs)} log-probs"
+        if not all(math.isfinite(x) for x in self.logprobs):
+            return "a behaviour log-prob is not finite"
+        return None
+
+
+@dataclass(slots=True)
+class Turn:
+    """One observation and the answer to it."""
+
+    observation: Span
+    answer: list[Span] = field(default_factory=list)
+    text: str = ""
+    """The answer as text, as the environment saw it."""
+    finish: str = ""
+    """Why generation stopped: `stop`, `length`."""
+    reward: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where the time went: `generate`, `environment`."""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One member's episode. Tokens are only ever appended."""
+
+    id: str
+    group: int
+    member: int
+    task: Task
+    turns: list[Turn] = field(default_factory=list)
+    outcome: Outcome | None = None
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Named parts of the reward, already weighted. `environment` is the sum of the step rewards."""
+    admitted_version: int = 0
+    cause: str = ""
+    """What went wrong, for outcomes that are not trainable."""
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def observe(self, tokens: list[int]) -> None:
+        """Append the tokens of an observation and open a turn."""
+        self.turns.append(Turn(Span(tokens)))
+
+    def answer(self, spans: list[Span], text: str, finish: str) -> None:
+        """Append what the engine sampled for the open turn."""
+        turn = self.turns[-1]
+        turn.answer.extend(spans)
+        turn.text = text
+        turn.finish = finish
+
+    def spans(self) -> Iterator[Span]:
+        for turn in self.turns:
+            yield turn.observation
+            yield from turn.answer
+
+    def tokens(self) -> list[int]:
+        return [token for span in self.spans() for token in span.tokens]
+
+    @property
+    def length(self) -> int:
+        return sum(len(span.tokens) for span in self.spans())
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(span.tokens) for span in self.spans() if span.sampled)
+
+    @property
+    def reward(self) -> float:
+        return sum(self.rewards.values())
+
+    @property
+    def oldest_version(self) -> int:
+        """The version its staleness is counted from: of its oldest sampled token, else of its admission."""
+        return min((s.version for s in self.spans() if s.version is not None), default=self.admitted_version)
+
+
+@dataclass(slots=True)
+class Group:
+    """The finished members of one task."""
+
+    id: int
+    task: Task
+    members: list[Trajectory] = field(default_factory=list)
+
+    @property
+    def oldest_version(self) -> int:
+        return min(member.oldest_version for member in self.members)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What train step `step` consumes: groups by id, members by index, whatever order they finished in."""
+
+    step: int
+    groups: list[Group]
+
+    def __post_init__(self) -> None:
+        self.groups.sort(key=lambda group: group.id)
+        for group in self.groups:
+            group.members.sort(key=lambda member: member.member)
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        for group in self.groups:
+            yield from group.members
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(t.sampled_tokens for t in self.trajectories())
+
+    def staleness(self) -> list[int]:
+        return [self.step - t.oldest_version for t in self.trajectories()]
+
+    def check(self) -> None:
+        """Refuse anything that was not honestly sampled. The trainer calls this before every step."""
+        if not self.groups:
+            raise UntrainableBatch(f"step {self.step}: the batch has no groups")
+        for trajectory in self.trajectories():
+            if problem := _problem(trajectory):
+                raise UntrainableBatch(f"step {self.step}: trajectory {trajectory.id} cannot be trained: {problem}")
+
+
+def _problem(trajectory: Trajectory) -> str | None:
+    if trajectory.outcome is None or not trajectory.outcome.trainable:
+        return f"its outcome is {trajectory.outcome}"
+    if not math.isfinite(trajectory.reward):
+        return f"its reward is {trajectory.reward}"
+    if trajectory.sampled_tokens == 0:
+        return "it holds no sampled token"
+    return next((p for span in trajectory.spans() if (p := span.problem())), None)

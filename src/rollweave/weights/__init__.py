@@ -1,0 +1,1 @@
+"""Versioned weights on their way from the trainer to the engines."""
