@@ -82,7 +82,7 @@ class SeedSource:
 
 
 class RowSource:
-    """Tasks from the rows of a jsonl or parquet file. The last `held_out_share` of a seeded shuffle is kept for evaluation."""
+    """Tasks from the rows of a file. The last `held_out_share` of a seeded shuffle is kept for evaluation."""
 
     def __init__(
         self, environment: str, rows: Sequence[dict[str, Any]], seed: int, held_out_share: float = 0.1

@@ -41,7 +41,7 @@ class PythonEnvironmentConfig(Section):
     type: Literal["python"]
     target: str
     """`file.py:Class`, or `package.module:Class`."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
     """Passed to the class as keyword arguments."""
     levels: PositiveInt | None = None
     """Number of different training tasks; none: every task has a new seed."""

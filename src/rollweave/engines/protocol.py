@@ -7,8 +7,9 @@ makes it current. Requests in flight go on under the new version, and their comp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rollweave.trajectory import Span, Transform
 
@@ -111,3 +112,37 @@ class Engine(Protocol):
     async def stats(self) -> EngineStats: ...
 
     async def close(self) -> None: ...
+
+
+class SteppedEngine(Protocol):
+    """A synchronous engine that computes one batch step per call. `EngineLoop` makes an `Engine` of it.
+
+    Commands (`add`, `abort`, `release`, `commit`) are called between steps only, from one thread.
+    """
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        ...
+
+    def add(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str) -> Completion | None:
+        """Remove a request; returns what it had, or None if it is unknown (already ended)."""
+        ...
+
+    def release(self, trajectory: str) -> None: ...
+
+    def step(self) -> list[Completion]:
+        """Advance every running request; returns those that ended."""
+        ...
+
+    def prepare(self, version: int, tensors: Mapping[str, Any]) -> str:
+        """Stage the weights of a version (named as in Hugging Face); returns their checksum."""
+        ...
+
+    def commit(self, version: int) -> None:
+        """Make the staged version current; every KV cache is dropped and rebuilt lazily from its tokens."""
+        ...
+
+    def stats(self) -> EngineStats: ...
