@@ -1,0 +1,45 @@
+"""Folders that appear all at once: written beside their final place, flushed to disk, then renamed.
+
+A crash leaves either the whole folder or none of it; a failure removes what was half written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PARTIAL = ".partial-"
+
+
+@contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """Fill the yielded folder; it becomes `target` on leaving. OSErrors pass through, nothing is left behind."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{target.name}-", dir=target.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)  # mkdtemp's 0700 is for secrets
+        _flush(partial)
+        partial.rename(target)
+        _flush_one(target.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _flush(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        _flush_one(path)
+    _flush_one(folder)
+
+
+def _flush_one(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
