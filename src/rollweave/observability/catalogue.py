@@ -1,0 +1,129 @@
+"""Every key of metrics.jsonl, in one place. A key that is not here cannot be written.
+
+`docs/metrics.md` is made from this file: `python -m rollweave.observability.catalogue > docs/metrics.md`.
+A part in angle brackets stands for any one name (`reward/<name>` allows `reward/format`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    key: str
+    unit: str
+    description: str
+
+
+SECTIONS: dict[str, tuple[Metric, ...]] = {
+    "The step": (
+        Metric("step", "count", "Train step n, counted from 0: it starts from policy version n and makes n + 1."),
+        Metric("policy/version", "count", "The policy version this step made."),
+        Metric("time/elapsed", "s", "Since the run began, on the run's clock; a resumed run goes on counting."),
+        Metric("lr", "", "Learning rate of this step."),
+        Metric("weights/checksum", "text", "Digest of the weights made by this step, as every engine echoed it."),
+    ),
+    "Reward": (
+        Metric("reward/mean", "", "Mean reward of the trajectories this step trained on."),
+        Metric("reward/std", "", "Their standard deviation."),
+        Metric("reward/<name>", "", "Mean of one named part of the reward, already weighted."),
+        Metric("eval/reward", "", "Mean reward of greedy episodes on held-out tasks, in steps that evaluate."),
+        Metric("eval/turns_mean", "turns", "Mean length of those episodes."),
+        Metric("eval/version", "count", "The policy version that was evaluated."),
+        Metric("advantage/zero_share", "share", "Groups whose members all scored the same: they teach nothing."),
+    ),
+    "Episodes": (
+        Metric("episode/turns_mean", "turns", "Mean turns of the trained trajectories."),
+        Metric("episode/tokens_mean", "tokens", "Their mean length in tokens, given and sampled."),
+        Metric("episode/truncated_share", "share", "Those that ended at the turn or token limit (they are trained)."),
+    ),
+    "Tokens": (
+        Metric("tokens/generated", "tokens", "Sampled by the engines during this step."),
+        Metric("tokens/trained", "tokens", "Sampled tokens this step trained on."),
+        Metric("tokens/wasted/<cause>", "tokens", "Sampled tokens that ended untrained during this step, by cause: "
+               "filtered, surplus, stale, aborted, infra-failed, reward-failed."),
+        Metric("tokens_per_second/generated", "tokens/s", "tokens/generated over time/step."),
+        Metric("tokens_per_second/trained", "tokens/s", "tokens/trained over time/step."),
+    ),
+    "Staleness": (
+        Metric("staleness/mean", "versions", "Step minus the version of a trajectory's oldest sampled token, mean "
+               "over the batch."),
+        Metric("staleness/max", "versions", "The same, of the stalest trajectory. Never above alpha."),
+        Metric("queue/groups_buffered", "groups", "Complete groups waiting for the trainer at the end of the step."),
+        Metric("queue/groups_running", "groups", "Groups admitted and not complete at the end of the step."),
+    ),
+    "Time": (
+        Metric("time/step", "s", "From the end of the previous step to the end of this one."),
+        Metric("time/get_batch", "s", "The trainer waiting for complete groups."),
+        Metric("time/train", "s", "The train step itself."),
+        Metric("time/sync_exposed", "s", "Weight synchronisation that neither rollout nor training hid."),
+        Metric("time/recompute", "s", "Engines computing KV caches again after a weight update; overlaps the others."),
+        Metric("time/eval", "s", "Evaluation on held-out tasks."),
+        Metric("idle/<pool>", "share", "Share of the step in which a pool (engine, trainer) had nothing to do."),
+    ),
+    "Off-policy": (
+        Metric("offpolicy/ess", "share", "Effective sample size of the importance ratios over the batch's tokens; 1: "
+               "on-policy."),
+        Metric("offpolicy/ratio_p50", "", "Median ratio of the policy's probability to the denominator's."),
+        Metric("offpolicy/ratio_p99", "", "Its 99th percentile."),
+        Metric("offpolicy/ratio_max", "", "Its maximum."),
+        Metric("offpolicy/clip_fraction", "share", "Tokens whose gradient the clip cut off."),
+        Metric("mismatch/logprob_gap", "nats", "Mean absolute difference between the engine's and the trainer's "
+               "log-probs of the same tokens under the same version."),
+    ),
+    "Optimisation": (
+        Metric("loss/<part>", "", "The loss and its parts: total, policy, kl, entropy."),
+        Metric("grad/<name>", "", "Of the gradient: its norm before clipping."),
+    ),
+    "Ledger and machine": (
+        Metric("ledger/<state>", "attempts", "Attempts so far, by where they ended (open: not yet). Adds up to what "
+               "was admitted."),
+        Metric("memory/<worker>_mb", "MB", "Resident memory of a worker process."),
+    ),
+}  # fmt: skip
+
+CATALOGUE: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)
+
+
+@cache
+def find(key: str) -> Metric | None:
+    """The catalogue's entry for a key, exact ones before patterns."""
+    exact = next((metric for metric in CATALOGUE if metric.key == key), None)
+    return exact or next((metric for metric in CATALOGUE if _pattern(metric.key).fullmatch(key)), None)
+
+
+def check(key: str) -> None:
+    """Refuse a key that nobody could look up."""
+    if find(key) is None:
+        near = difflib.get_close_matches(key, [metric.key for metric in CATALOGUE], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown metric {key!r}{hint} New metrics are declared in observability/catalogue.py")
+
+
+@cache
+def _pattern(key: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"<\w+>", lambda _: r"[\\w.+-]+", key.replace(".", r"\.")))
+
+
+def markdown() -> str:
+    """The page docs/metrics.md."""
+    lines = [
+        "# Metrics",
+        "",
+        "One JSON object per train step in `metrics.jsonl`, the same numbers in `tensorboard/`. Tokens are counted per",
+        "step, attempts (`ledger/`) since the run began. A number that is not finite is written as null.",
+        "",
+        "This page is made by `python -m rollweave.observability.catalogue > docs/metrics.md`.",
+    ]
+    for title, metrics in SECTIONS.items():
+        lines += ["", f"## {title}", "", "| key | unit | meaning |", "|---|---|---|"]
+        lines += [f"| `{metric.key}` | {metric.unit} | {metric.description} |" for metric in metrics]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown())

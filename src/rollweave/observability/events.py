@@ -1,0 +1,83 @@
+"""Every decision is an event with its inputs: one `emit`, any number of listeners, a clock from outside.
+
+    recorder = Recorder(clock.now, [EventFile(run / "events.jsonl")])
+    recorder.emit("group.admit", group=17, task="frozen_lake/train/17", version=3)
+
+A sink is any callable that takes an Event: `EventFile` here, `some_list.append` in a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from rollweave.observability.jsonl import Appender, Json
+
+FLUSH_EVERY = 256
+"""Events between flushes: a busy run emits thousands a second, and a flush is a system call."""
+
+FLUSH_ON = frozenset({"train.end", "eval.end", "checkpoint.saved", "wait.slow", "run.start", "run.end"})
+"""Events after which everything so far must be on disk: the end of a step, and what a person looks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    time: float
+    name: str
+    data: dict[str, Json] = field(default_factory=dict)
+
+
+Sink = Callable[[Event], None]
+
+
+class Emitter(Protocol):
+    """All that the rest of the system knows of this package."""
+
+    def emit(self, name: str, /, **data: Json) -> None: ...
+
+
+class Recorder:
+    """Stamps events and hands them to its sinks, in the order they were emitted."""
+
+    def __init__(self, now: Callable[[], float], sinks: Iterable[Sink] = ()) -> None:
+        self.now = now
+        self.sinks = list(sinks)
+
+    def emit(self, name: str, /, **data: Json) -> None:
+        event = Event(self.now(), name, data)
+        for sink in self.sinks:
+            sink(event)
+
+
+class MemoryRecorder(Recorder):
+    """Keeps what was emitted: for tests, and for whoever asks about a run on the virtual clock."""
+
+    def __init__(self, now: Callable[[], float] = lambda: 0.0) -> None:
+        self.events: list[Event] = []
+        super().__init__(now, [self.events.append])
+
+    def names(self) -> list[str]:
+        return [event.name for event in self.events]
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.events if event.name == name]
+
+
+class EventFile:
+    """The sink that writes events.jsonl."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = Appender(path, FLUSH_EVERY)
+
+    def __call__(self, event: Event) -> None:
+        self._lines.append({"time": round(event.time, 6), "name": event.name, "data": event.data})
+        if event.name in FLUSH_ON:
+            self._lines.flush()
+
+    def flush(self) -> None:
+        self._lines.flush()
+
+    def close(self) -> None:
+        self._lines.close()

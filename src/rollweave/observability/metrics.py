@@ -1,0 +1,60 @@
+"""metrics.jsonl: one object a train step, `step` first, the other keys sorted, every key in the catalogue."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollweave.observability import catalogue, jsonl
+from rollweave.observability.tensorboard import TensorBoardWriter
+
+Value = float | int | str | None
+
+log = logging.getLogger(__name__)
+
+
+class MetricsWriter:
+    """Appends steps to a run folder. Opening it again (a resumed run) goes on where the file ends."""
+
+    def __init__(self, folder: Path, tensorboard: bool = False) -> None:
+        self._lines = jsonl.Appender(folder / "metrics.jsonl")
+        self._board = TensorBoardWriter(folder / "tensorboard") if tensorboard else None
+
+    def write(self, step: int, metrics: Mapping[str, Value]) -> dict[str, Value]:
+        """Write one step; returns the row as written. Refuses unknown keys before anything is written."""
+        row: dict[str, Value] = {"step": step}
+        for key in sorted(metrics.keys() - {"step"}):
+            catalogue.check(key)
+            row[key] = _finite(step, key, metrics[key])
+        self._lines.append(row)
+        if self._board is not None:
+            numbers = {key: float(x) for key, x in row.items() if isinstance(x, float | int) and key != "step"}
+            # TensorBoard wants the time of day, whatever clock the run is on.
+            self._board.write(step, numbers, time.time())
+        return row
+
+    def close(self) -> None:
+        self._lines.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _finite(step: int, key: str, value: Value) -> Value:
+    if isinstance(value, float) and not math.isfinite(value):
+        log.warning("step %d: %s is %s; written as null", step, key, value)
+        return None
+    return value
+
+
+def read_metrics(folder: Path) -> jsonl.Lines:
+    """The steps of a run in order, one row each: what was written later about a step (after a resume) wins."""
+    lines = jsonl.read(folder / "metrics.jsonl")
+    steps: dict[int, dict[str, Any]] = {}
+    for row in lines.rows:
+        if isinstance(row.get("step"), int):
+            steps.setdefault(row["step"], {}).update(row)
+    return jsonl.Lines([steps[step] for step in sorted(steps)], lines.notes)
