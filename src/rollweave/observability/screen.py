@@ -1,0 +1,170 @@
+"""What the terminal view knows (`Screen`), and the picture of it that rich draws.
+
+The picture is drawn by rich's refresh thread, so everything here is replaced or appended to, never edited in
+place: a draw at any moment sees a whole state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from rollweave.observability.text import bar, duration, number, percent, sparkline
+
+NOTES_KEPT = 4
+RECENT_STEPS = 10
+"""Steps whose mean duration predicts the rest: long enough to be steady, short enough to follow a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What does not change during a run."""
+
+    name: str
+    mode: str
+    runtime: str
+    model: str
+    steps: int
+    alpha: float | None = None
+    parameters: int | None = None
+
+    def line(self) -> str:
+        mode = self.mode if self.alpha is None else f"{self.mode} α={self.alpha:g}"
+        model = self.model if self.parameters is None else f"{self.model} {number(self.parameters, 2)}"
+        return " · ".join([mode, self.runtime, model])
+
+
+@dataclass(slots=True)
+class Screen:
+    """The state behind both views."""
+
+    header: Header
+    now: Callable[[], float]
+    began: float
+    row: Mapping[str, Any] = field(default_factory=dict)
+    done: int = 0
+    rewards: list[float | None] = field(default_factory=list)
+    evaluations: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    waiting: str = ""
+    task: tuple[str, int, int] | None = None
+    """What is being prepared (a warm start, say), how much is done, of how much."""
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        if (evaluation := row.get("eval/reward")) is not None:
+            self.evaluations.append(evaluation)
+        if "reward/mean" not in row:
+            return
+        self.row = row
+        self.done = int(row["step"]) + 1
+        self.rewards.append(row["reward/mean"])
+        self.step_seconds = [*self.step_seconds, row.get("time/step") or 0.0][-RECENT_STEPS:]
+
+    def note(self, text: str) -> None:
+        self.notes = (*self.notes, text)[-NOTES_KEPT:]
+
+    def left(self) -> float | None:
+        """Seconds to go, once a step has told how long one takes."""
+        if not self.step_seconds:
+            return None
+        return (self.header.steps - self.done) * sum(self.step_seconds) / len(self.step_seconds)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Panel(
+            _grid(_lines(self, max(options.max_width - 16, 8))),
+            title=Text(self.header.name, style="bold"),
+            title_align="left",
+            subtitle=Text(self.header.line(), style="dim"),
+            subtitle_align="right",
+            border_style="cyan",
+        )
+        for note in self.notes:
+            yield Text(f" {note}", style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _grid(lines: list[tuple[str, Text]]) -> Table:
+    grid = Table.grid(padding=(0, 2), expand=True)
+    grid.add_column(style="dim", no_wrap=True, width=9)
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for label, content in lines:
+        content.no_wrap, content.overflow = True, "ellipsis"
+        grid.add_row(label, content)
+    return grid
+
+
+def _lines(screen: Screen, width: int) -> list[tuple[str, Text]]:
+    lines = [("steps", _progress(screen, width))]
+    if screen.task is not None:
+        what, done, total = screen.task
+        lines.append((what[:9], _meter(done, total, min(width - 12, 40))))
+    lines.append(("reward", _series(screen.rewards, screen.row.get("reward/std"), width)))
+    lines.append(("held-out", _held_out(screen.evaluations, width)))
+    if screen.row:
+        lines += [("tokens/s", _tokens(screen.row)), ("staleness", _staleness(screen.row))]
+        lines += [("idle", _idle(screen.row, width)), ("attempts", _ledger(screen.row))]
+    lines.append(("waits for", Text(screen.waiting or "nothing", style="yellow" if screen.waiting else "dim")))
+    return lines
+
+
+def _progress(screen: Screen, width: int) -> Text:
+    text = _meter(screen.done, screen.header.steps, min(max(width - 40, 6), 40))
+    text.append(f"   {duration(screen.now() - screen.began)}", style="bold")
+    if (left := screen.left()) is not None:
+        text.append(f"   about {duration(left)} left", style="dim")
+    return text
+
+
+def _meter(done: int, total: int, width: int) -> Text:
+    filled = round(width * done / total) if total else width
+    text = Text("━" * filled, style="cyan")
+    text.append("━" * (width - filled), style="bright_black")
+    return text.append(f" {done}/{total}", style="bold")
+
+
+def _series(values: list[float | None], spread: float | None, width: int) -> Text:
+    text = Text(f"{number(values[-1]) if values else '-':<7}", style="bold")
+    text.append(sparkline(values, min(width - 22, 60)), style="green")
+    return text.append(f"  ± {number(spread)}", style="dim") if spread is not None else text
+
+
+def _held_out(values: list[float], width: int) -> Text:
+    text = Text(f"{number(values[-1]) if values else '-':<7}", style="bold")
+    text.append(sparkline(values, min(width - 22, 60)), style="magenta")
+    return text.append(f"  best {number(max(values))}", style="dim") if values else text
+
+
+def _tokens(row: Mapping[str, Any]) -> Text:
+    text = Text(number(row.get("tokens_per_second/generated")), style="bold")
+    text.append(" generated   ").append(number(row.get("tokens_per_second/trained")), style="bold")
+    wasted = sum(value or 0 for key, value in row.items() if key.startswith("tokens/wasted/"))
+    text.append(" trained")
+    return text.append(f"   {number(wasted)} tokens wasted in this step", style="yellow") if wasted else text
+
+
+def _staleness(row: Mapping[str, Any]) -> Text:
+    text = Text(number(row.get("staleness/mean"), 2), style="bold")
+    return text.append(" mean   ").append(number(row.get("staleness/max"), 2), style="bold").append(" max")
+
+
+def _idle(row: Mapping[str, Any], width: int) -> Text:
+    pools = {key.removeprefix("idle/"): value for key, value in row.items() if key.startswith("idle/")}
+    length = max(4, min(20, width // max(len(pools), 1) - 18))
+    text = Text()
+    for pool, share in pools.items():
+        full, empty = bar(share or 0.0, length)
+        style = "green" if (share or 0.0) < 0.25 else "yellow" if (share or 0.0) < 0.6 else "red"
+        text.append(f"{pool} ").append(full, style=style).append(empty, style="bright_black")
+        text.append(f" {percent(share):<4}  ", style="bold")
+    return text
+
+
+def _ledger(row: Mapping[str, Any]) -> Text:
+    states = {key.removeprefix("ledger/"): value for key, value in row.items() if key.startswith("ledger/") and value}
+    return Text(" · ".join(f"{state} {value}" for state, value in states.items()) or "-")

@@ -1,0 +1,103 @@
+"""summary.json: how a run ended, in one object that a person or a program reads first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rollweave.errors import RunFolderError
+from rollweave.observability.jsonl import encode
+
+ExitReason = Literal["completed", "target", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    name: str
+    exit_reason: ExitReason
+    """`completed`: all steps; `target`: evaluation reached its target; `interrupted`: Ctrl-C; `failed`: see error."""
+    steps: int = 0
+    reward: float | None = None
+    """Mean reward of the last step's batch."""
+    eval_first: float | None = None
+    eval_final: float | None = None
+    eval_best: float | None = None
+    eval_best_version: int | None = None
+    target: float | None = None
+    target_reached: bool | None = None
+    """None: no target was set."""
+    elapsed: float = 0.0
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    tokens_wasted: dict[str, int] = field(default_factory=dict)
+    staleness_max: float | None = None
+    ledger: dict[str, int] = field(default_factory=dict)
+    """Attempts by where they ended."""
+    error: str = ""
+
+
+def summarise(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    exit_reason: ExitReason,
+    target: float | None = None,
+    error: str = "",
+) -> Summary:
+    """The summary of a run's metrics rows (`read_metrics(folder).rows`: all of them, also from before a resume)."""
+    evaluations = [
+        (x, row.get("eval/version", row["step"])) for row in rows if (x := row.get("eval/reward")) is not None
+    ]
+    best, best_version = max(evaluations, default=(None, None), key=lambda pair: (pair[0], -pair[1]))
+    return Summary(
+        name=name,
+        exit_reason=exit_reason,
+        steps=sum(is_train_step(row) for row in rows),
+        reward=_last(rows, "reward/mean"),
+        eval_first=evaluations[0][0] if evaluations else None,
+        eval_final=evaluations[-1][0] if evaluations else None,
+        eval_best=best,
+        eval_best_version=best_version,
+        target=target,
+        target_reached=None if target is None else best is not None and best >= target,
+        elapsed=_last(rows, "time/elapsed") or 0.0,
+        tokens_generated=_total(rows, "tokens/generated"),
+        tokens_trained=_total(rows, "tokens/trained"),
+        tokens_wasted={cause: _total(rows, f"tokens/wasted/{cause}") for cause in names(rows, "tokens/wasted/")},
+        staleness_max=max((x for row in rows if (x := row.get("staleness/max")) is not None), default=None),
+        ledger={state: int(_last(rows, f"ledger/{state}") or 0) for state in names(rows, "ledger/")},
+        error=error,
+    )
+
+
+def write_summary(folder: Path, summary: Summary) -> None:
+    """Replace summary.json in one move, so that a reader never sees half of it."""
+    path = folder / "summary.json"
+    partial = folder / "summary.json.partial"
+    try:
+        partial.write_text(encode(asdict(summary)) + "\n", encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {path}: {error.strerror}. Free some space or fix its permissions"
+        ) from error
+
+
+def is_train_step(row: Mapping[str, Any]) -> bool:
+    """Rows may also hold nothing but an evaluation (of the version that the last step made)."""
+    return "reward/mean" in row
+
+
+def names(rows: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
+    """What comes after a prefix in the rows' keys, each once, in order of appearance."""
+    return list(dict.fromkeys(key.removeprefix(prefix) for row in rows for key in row if key.startswith(prefix)))
+
+
+def _last(rows: Sequence[Mapping[str, Any]], key: str) -> Any:
+    return next((row[key] for row in reversed(rows) if row.get(key) is not None), None)
+
+
+def _total(rows: Sequence[Mapping[str, Any]], key: str) -> int:
+    return int(sum(row.get(key) or 0 for row in rows))

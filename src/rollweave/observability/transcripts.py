@@ -1,0 +1,76 @@
+"""trajectories.jsonl: some episodes of each step in full, readable by a person and by the report.
+
+The text of an observation is decoded from the very tokens the engine was given, template marks included, so
+what is shown is what the policy saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rollweave.observability.jsonl import Appender
+from rollweave.trajectory import Span, Trajectory, Turn
+
+Decode = Callable[[list[int]], str]
+
+
+class TranscriptWriter:
+    """Appends trajectories to a run folder."""
+
+    def __init__(self, folder: Path, decode: Decode) -> None:
+        self._lines = Appender(folder / "trajectories.jsonl")
+        self._decode = decode
+
+    def write(self, step: int, trajectories: Iterable[Trajectory]) -> None:
+        """Write the episodes chosen for train step `step`."""
+        for trajectory in trajectories:
+            self._lines.append(transcript(step, trajectory, self._decode))
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def transcript(step: int, trajectory: Trajectory, decode: Decode) -> dict[str, Any]:
+    return {
+        "step": step,
+        "id": trajectory.id,
+        "group": trajectory.group,
+        "member": trajectory.member,
+        "task": trajectory.task.id,
+        "seed": trajectory.task.seed,
+        "outcome": trajectory.outcome,
+        "cause": trajectory.cause,
+        "reward": trajectory.reward,
+        "rewards": trajectory.rewards,
+        "staleness": step - trajectory.oldest_version,
+        "tokens": trajectory.length,
+        "turns": [_turn(turn, decode) for turn in trajectory.turns],
+    }
+
+
+def _turn(turn: Turn, decode: Decode) -> dict[str, Any]:
+    return {
+        "observation": decode(turn.observation.tokens),
+        "answer": turn.text,
+        "finish": turn.finish,
+        "reward": turn.reward,
+        "versions": _versions(turn.answer),
+        "seconds": turn.seconds,
+    }
+
+
+def _versions(spans: list[Span]) -> list[list[int]]:
+    """[version, tokens] in order: where the policy changed within an answer."""
+    sampled = ((span.version, len(span.tokens)) for span in spans if span.version is not None)
+    return [[version, sum(n for _, n in run)] for version, run in groupby(sampled, key=lambda pair: pair[0])]
+
+
+def spread(trajectories: Iterable[Trajectory], count: int) -> list[Trajectory]:
+    """Up to `count` of them from best to worst reward, both ends included: what a person wants to compare."""
+    ranked = sorted(trajectories, key=lambda t: (-t.reward, t.group, t.member))
+    if count <= 1 or len(ranked) <= count:
+        return ranked[: max(count, 0)]
+    return [ranked[round(i * (len(ranked) - 1) / (count - 1))] for i in range(count)]
