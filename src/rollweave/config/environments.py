@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from rollweave.config.base import Section
+from rollweave.config.paths import FileName, Target
 
 
 class FrozenLakeConfig(Section):
@@ -27,7 +28,7 @@ class PromptsConfig(Section):
     """Single-turn prompts from a file, scored by a reward function."""
 
     type: Literal["prompts"]
-    file: str
+    file: FileName
     """A .jsonl or .parquet file with one task per row."""
     prompt: str = "prompt"
     """The column that holds the prompt: a string, or a list of chat messages."""
@@ -39,7 +40,7 @@ class PythonEnvironmentConfig(Section):
     """Your own class with `reset` and `step`."""
 
     type: Literal["python"]
-    target: str
+    target: Target
     """`file.py:Class`, or `package.module:Class`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Passed to the class as keyword arguments."""

@@ -12,6 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rollweave.config.base import Section
 from rollweave.config.environments import EnvironmentConfig
+from rollweave.config.paths import FileName, Target
 from rollweave.config.training import TrainingConfig
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -52,7 +53,7 @@ class LocalModel(Section):
     """Any Hugging Face folder of a Llama, Qwen2 or Qwen3 kind on this machine."""
 
     type: Literal["local"]
-    path: str
+    path: FileName
     """The folder with config.json, the weights and a tokenizer that has a chat template."""
 
 
@@ -94,7 +95,7 @@ class EngineConfig(Section):
 class RewardConfig(Section):
     """A reward function of your own, added to the environment's step rewards."""
 
-    function: str
+    function: Target
     """`file.py:name`: takes a Trajectory, returns a float or a RewardResult."""
     name: str = ""
     """Shown in metrics as reward/<name>; default: the function's name."""

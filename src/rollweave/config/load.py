@@ -1,0 +1,54 @@
+"""From a YAML file and overrides to a checked `Job`, and back to a file that says everything.
+
+Checking is pydantic's, strict, in its JSON mode: a list is a list, an int may stand for a float, and neither
+text nor `true` may stand for a number. Relative file names are taken from the job file's folder, wherever
+they were written, the command line included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rollweave.config.document import Document, dump, parse
+from rollweave.config.job import Job
+from rollweave.config.overrides import apply_overrides
+from rollweave.config.problems import explain, show
+from rollweave.errors import ConfigError
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """Read a job file strictly; every problem is reported with its line, in one `ConfigError`."""
+    document = parse(_read(path), str(path))
+    if not isinstance(document.data, dict):
+        raise ConfigError(
+            f"{path}: expected keys and values like `model:` and `environment:`, got {show(document.data)}"
+        )
+    apply_overrides(document, overrides, Job)
+    return _check(document, path.absolute().parent)
+
+
+def dump_job(job: Job) -> str:
+    """The whole job as YAML, defaults included; `load_job` reads it back to an equal job from any folder."""
+    return dump(job.model_dump(mode="json"))
+
+
+def _check(document: Document, base: Path) -> Job:
+    try:
+        return Job.model_validate_json(json.dumps(document.data), context={"base": base})
+    except ValidationError as error:
+        raise explain(error, document, Job) from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; name a job file, for example recipes/quickstart.yaml") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a UTF-8 text file; a job file is YAML text") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None

@@ -1,0 +1,110 @@
+"""What is wrong with a job file, one line per problem: where, which key, what, and the nearest valid name.
+
+job.yaml:12: training.lerning_rate: no such key; did you mean learning_rate?
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from rollweave.config import schema
+from rollweave.config.base import Section
+from rollweave.config.document import Document, KeyPath, dotted
+from rollweave.config.schema import Place
+from rollweave.errors import ConfigError
+
+
+def explain(error: ValidationError, document: Document, root: type[Section]) -> ConfigError:
+    lines = [_line(details, document, root) for details in error.errors() if not _is_echo(details)]
+    if len(lines) == 1:
+        return ConfigError(lines[0])
+    return ConfigError("\n  ".join([f"{document.name}: {len(lines)} problems", *lines]))
+
+
+def _is_echo(details: ErrorDetails) -> bool:
+    """Pydantic calls a list too short when enough items are there but some of them are wrong."""
+    return details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
+
+
+def _line(details: ErrorDetails, document: Document, root: type[Section]) -> str:
+    place = schema.locate(root, details["loc"])
+    match details["type"]:
+        case "value_error":
+            return _contradiction(details, place, document)
+        case "extra_forbidden":
+            path, what = place.path, _unknown_key(place, root)
+        case "missing" if isinstance(place.path[-1], int):  # a list of fixed length that is too short
+            place = schema.locate(root, details["loc"][:-1])
+            path, what = place.path, _wrong_value(place, details["input"])
+        case "missing":
+            path, what = place.path, f"missing; expected {schema.describe(place.type)}{_about(place)}"
+        case "union_tag_not_found":
+            path, what = (*place.path, "type"), f"missing; choose one of {', '.join(schema.kinds(place.type))}"
+        case "union_tag_invalid":
+            path, what = (*place.path, "type"), _unknown_type(place, details["input"])
+        case _:
+            path, what = place.path, _wrong_value(place, details["input"])
+    return f"{document.origin(path)}: {dotted(path)}: {what}"
+
+
+def _contradiction(details: ErrorDetails, place: Place, document: Document) -> str:
+    """A validator's own sentence. Those of the whole job begin with the key to change."""
+    message = str(details.get("ctx", {}).get("error", details["msg"]))
+    if place.path:
+        return f"{document.origin(place.path)}: {dotted(place.path)}: {message}"
+    named = re.match(r"[a-z_]+(\.[a-z_]+)*", message)
+    path: KeyPath = tuple(named.group().split(".")) if named else ()
+    return f"{document.origin(path)}: {message}"
+
+
+def _unknown_key(place: Place, root: type[Section]) -> str:
+    name = str(place.path[-1])
+    valid = list(place.section.model_fields) if place.section else []
+    if close := nearest(name, valid):
+        return f"no such key; did you mean {close}?"
+    if elsewhere := schema.keys_named(root, name):
+        return f"no such key here; did you mean {' or '.join(elsewhere[:3])}?"
+    return f"no such key; valid keys are {', '.join(valid)}"
+
+
+def _unknown_type(place: Place, data: Any) -> str:
+    value, options = data.get("type"), list(schema.kinds(place.type))
+    close = nearest(str(value), options)
+    hint = f"did you mean {close}?" if close else "choose one"
+    return f"no such type {show(value)}; {hint} (valid: {', '.join(options)})"
+
+
+def _wrong_value(place: Place, value: Any) -> str:
+    choices = [str(choice) for choice in schema.choices(place.type)]
+    close = nearest(str(value), choices)
+    hint = f"; did you mean {close}?" if close else ""
+    if isinstance(value, str) and _is_number(value) and not choices:
+        hint = "; remove the quotes"
+    return f"expected {schema.describe(place.type)}, got {show(value)}{hint}"
+
+
+def _about(place: Place) -> str:
+    return f" ({place.about.rstrip('.')})" if place.about else ""
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?", text) is not None
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)), None)
+
+
+def show(value: Any) -> str:
+    """A value as one would write it in the file, cut to a readable length."""
+    if value is None:
+        return "nothing"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,173 @@
+"""Questions about the schema that error messages and the reference both ask.
+
+A *place* is where a value may stand: its key path, its type (with bounds) and the section it is a key of.
+Everything is read off the pydantic models, so a key added there is named, explained and suggested here.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic.fields import FieldInfo
+
+from rollweave.config.base import Section
+from rollweave.config.document import KeyPath
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    path: KeyPath
+    type: Any
+    section: type[Section] | None = None
+    """The section this place is a key of."""
+    about: str = ""
+    """What the key means, from its docstring in the schema."""
+
+
+def unwrap(kind: Any) -> tuple[Any, list[Any]]:
+    """The bare type without `Annotated` and `| None`, and the bounds that were around it."""
+    if get_origin(kind) is Annotated:
+        inner, *metadata = get_args(kind)
+        bare, bounds = unwrap(inner)
+        flat = [b for m in metadata for b in (m.metadata if isinstance(m, FieldInfo) else [m])]
+        return bare, bounds + flat
+    options = [option for option in get_args(kind) if option is not type(None)]
+    if is_union(kind) and len(options) == 1:
+        return unwrap(options[0])
+    return kind, []
+
+
+def is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def kinds(kind: Any) -> dict[str, type[Section]]:
+    """The sections a union told apart by `type` offers, by that type; empty for anything else."""
+    bare, _ = unwrap(kind)
+    return {tag(option): option for option in get_args(bare)} if is_union(bare) else {}
+
+
+def tag(section: type[Section]) -> str:
+    return str(get_args(section.model_fields["type"].annotation)[0])
+
+
+def section_of(kind: Any) -> type[Section] | None:
+    """The section class, if the type is exactly one section."""
+    bare, _ = unwrap(kind)
+    return bare if isinstance(bare, type) and issubclass(bare, Section) else None
+
+
+def field_type(field: FieldInfo) -> Any:
+    return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+
+
+def item_type(kind: Any) -> Any:
+    """The type of the items of a list of any length; None for anything else."""
+    items = get_args(unwrap(kind)[0])
+    return items[0] if len(items) == 2 and items[1] is Ellipsis else None
+
+
+def about(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split())
+
+
+def child(place: Place, item: str | int) -> Place:
+    """The place of a key of a section, or of an item of a list."""
+    path = (*place.path, item)
+    section = section_of(place.type)
+    if section is not None:
+        field = section.model_fields.get(str(item))
+        return Place(path, field_type(field), section, about(field)) if field else Place(path, Any, section)
+    return Place(path, item_type(place.type) or Any)
+
+
+def locate(root: type[Section], location: tuple[str | int, ...]) -> Place:
+    """Follow a pydantic error location, which has an extra item, the chosen type, at every union."""
+    place = Place((), root)
+    for item in location:
+        if (options := kinds(place.type)) and item in options:
+            place = Place(place.path, options[str(item)], place.section)
+        else:
+            place = child(place, item)
+    return place
+
+
+def follow(root: type[Section], data: Any, path: KeyPath) -> Place:
+    """The place of a key path, choosing at every union the section that the data's own `type` says."""
+    place = Place((), root)
+    for item in path:
+        if options := kinds(place.type):
+            chosen = data.get("type") if isinstance(data, dict) else None
+            place = Place(place.path, options.get(str(chosen), Any), place.section)
+        place = child(place, item)
+        data = _item(data, item)
+    return place
+
+
+def _item(data: Any, item: str | int) -> Any:
+    if isinstance(data, dict):
+        return data.get(item)
+    return data[item] if isinstance(data, list) and isinstance(item, int) and item < len(data) else None
+
+
+def keys_named(root: type[Section], name: str) -> list[str]:
+    """Every place in the schema with a key of this name: helps a key that was put in the wrong section."""
+    return sorted({dotted for dotted in _all_keys(root, "") if dotted.rpartition(".")[2] == name})
+
+
+def _all_keys(section: type[Section], prefix: str) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        inner = section_of(field.annotation)
+        for option in [inner] if inner else kinds(field.annotation).values():
+            yield from _all_keys(option, f"{prefix}{name}.")
+
+
+def choices(kind: Any) -> tuple[Any, ...]:
+    """The values of a key that has a fixed set of them; empty for anything else."""
+    bare, _ = unwrap(kind)
+    return get_args(bare) if get_origin(bare) is Literal else ()
+
+
+def describe(kind: Any) -> str:
+    """What may stand there, in plain words: `a whole number above 0`."""
+    bare, bounds = unwrap(kind)
+    if section_of(bare):
+        return "a section of keys and values"
+    if options := kinds(bare):
+        return f"a section with a type: {', '.join(options)}"
+    if values := choices(bare):
+        return f"one of {', '.join(map(str, values))}" if len(values) > 1 else str(values[0])
+    if get_origin(bare) is tuple:
+        return _describe_list(get_args(bare), bounds)
+    if get_origin(bare) is dict:
+        return "keys and values"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return words.get(bare, "a value") + _describe_bounds(bounds)
+
+
+def _describe_list(items: tuple[Any, ...], bounds: list[Any]) -> str:
+    many = {str: "texts", int: "whole numbers", float: "numbers"}.get(unwrap(items[0])[0], "sections")
+    if items[-1] is not Ellipsis:
+        return f"a list of {len(items)} {many}"
+    least = next((f"at least {bound.min_length} " for bound in bounds if isinstance(bound, MinLen)), "")
+    return f"a list of {least}{many}"
+
+
+def _describe_bounds(bounds: list[Any]) -> str:
+    words = []
+    for bound in bounds:
+        match bound:
+            case Gt(gt=limit):
+                words.append(f"above {limit}")
+            case Ge(ge=limit):
+                words.append(f"of at least {limit}")
+            case Lt(lt=limit):
+                words.append(f"below {limit}")
+            case Le(le=limit):
+                words.append(f"of at most {limit}")
+    return " " + " and ".join(words) if words else ""
