@@ -57,8 +57,9 @@ class Cursor:
 class SeedSource:
     """Tasks for environments that are generated from a seed: levels, maps, puzzles.
 
-    `size` levels make an epoch (None: every task is new). Held-out seeds come from another branch of the
-    derivation; a finite training set and the held-out set are additionally checked not to share a seed.
+    `size` levels make an epoch (None: every task is new). Training seeds are even and held-out seeds odd, so
+    no seed is in both. `data["split"]` tells the environment which split it plays, for those that generate
+    the same level from many seeds and must keep the levels themselves apart.
     """
 
     def __init__(self, environment: str, seed: int, size: int | None = None) -> None:
@@ -76,9 +77,8 @@ class SeedSource:
         return [self._make("heldout", index, epoch=0) for index in range(count)]
 
     def _make(self, split: str, index: int, epoch: int) -> Task:
-        # The low bit marks the split, so no training level can be an evaluation level.
         level = derive(self.seed, self.environment, split, index) & 0x7FFF_FFFE | (split == "heldout")
-        return Task(f"{self.environment}/{split}/{index}", self.environment, level, {}, epoch)
+        return Task(f"{self.environment}/{split}/{index}", self.environment, level, {"split": split}, epoch)
 
 
 class RowSource:
@@ -88,7 +88,7 @@ class RowSource:
         self, environment: str, rows: Sequence[dict[str, Any]], seed: int, held_out_share: float = 0.1
     ) -> None:
         if not rows:
-            raise ConfigError("the prompt file has no rows: add at least one")
+            raise ConfigError(f"{environment}: no rows; add at least one task")
         self.environment = environment
         self.rows = rows
         self.seed = seed
@@ -133,9 +133,14 @@ class Mixture:
         return self.sources[self._choices[index]].task(self._places[index])
 
     def held_out(self, count: int) -> list[Task]:
-        shares = [max(1, round(count * w / sum(self.weights))) for w in self.weights]
-        tasks = [t for s, n in zip(self.sources, shares, strict=True) for t in s.held_out(n)]
-        return tasks[:count]
+        """Shared out by weight, one at least for each source; what a small split lacks goes to the others."""
+        splits = [source.held_out(count) for source in self.sources]
+        shares = [0] * len(splits)
+        for _ in range(min(count, sum(map(len, splits)))):
+            open_splits = [i for i, split in enumerate(splits) if shares[i] < len(split)]
+            # Next is who has least for its weight; who has nothing yet comes first.
+            shares[min(open_splits, key=lambda i: (shares[i] / self.weights[i], -self.weights[i]))] += 1
+        return [task for split, share in zip(splits, shares, strict=True) for task in split[:share]]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -144,18 +149,25 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{path}: no such file; name a .jsonl or .parquet file with one task per row")
     if path.suffix == ".parquet":
         return _read_parquet(path)
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}:{number}: not valid JSON ({error.msg}); write one object per line") from None
-        if not isinstance(row, dict):
-            raise ConfigError(f'{path}:{number}: expected an object like {{"prompt": ...}}, got {type(row).__name__}')
-        rows.append(row)
-    return rows
+    if path.suffix != ".jsonl":
+        raise ConfigError(f"{path}: rows are read from .jsonl or .parquet files, not {path.suffix or 'others'}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    # Not splitlines(): JSON strings may hold separators such as U+2028 that it would break at.
+    lines = enumerate(text.split("\n"), 1)
+    return [_parse_row(line, f"{path}:{number}") for number, line in lines if line.strip()]
+
+
+def _parse_row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not valid JSON ({error.msg}); write one object per line") from None
+    if not isinstance(row, dict):
+        raise ConfigError(f'{where}: expected an object like {{"prompt": ...}}, got {type(row).__name__}')
+    return row
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
@@ -163,7 +175,10 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise ConfigError(f"{path}: reading parquet needs pyarrow: pip install 'rollweave[parquet]'") from None
-    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    except (ValueError, OSError) as error:  # pyarrow's ArrowInvalid is a ValueError
+        raise ConfigError(f"{path}: not a readable parquet file ({error})") from error
     return rows
 
 

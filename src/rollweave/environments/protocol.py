@@ -9,13 +9,20 @@ The smallest useful one is a class with `reset` and `step`; both may be plain or
 `reset` returns an observation (a string, or chat messages); `step` returns a `StepResult`, a tuple
 `(observation, reward, done)` or gymnasium's five-tuple. `adapt` turns all of these into `Environment`.
 Raising is always allowed: it is an infrastructure failure, retried with a fresh environment, never a reward.
+
+A class may say two more things about itself:
+
+    deterministic = True                        # same seed and actions, same observations: a lost episode is replayed
+    def scripted_action(self, rng): ...         # a random legal action: for the warm start and `rollweave env check`
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
+
+from rollweave.tasks import Task
 
 Message = Mapping[str, str]
 """One chat message: {"role": "user", "content": "..."}."""
@@ -45,3 +52,16 @@ class Environment(Protocol):
     async def step(self, action: str) -> StepResult: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class ScriptedEnvironment(Environment, Protocol):
+    """What `adapt` and the isolation really give: an environment that can be asked for a legal action."""
+
+    async def scripted_action(self, seed: int) -> str:
+        """A random legal action in the present state, drawn with this seed."""
+        ...
+
+
+MakeEnvironment = Callable[[Task], ScriptedEnvironment]
+"""A fresh environment for a task: `EnvironmentFactory` (in this process) or `EnvironmentPool` (in others)."""

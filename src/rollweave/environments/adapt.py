@@ -1,0 +1,162 @@
+"""Anything with `reset` and `step` becomes an `Environment`, and everything it returns is checked here.
+
+This is the boundary to user code. What passes it is well-formed: observations are text or chat messages,
+rewards are finite. Whatever else the user's class does, raise included, becomes `EnvironmentFailed` with
+the class, the method, the value and the fix.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from rollweave.environments.protocol import Observation, ScriptedEnvironment, StepResult
+from rollweave.errors import ConfigError, EnvironmentFailed
+from rollweave.targets import blame
+
+
+def adapt(thing: Any) -> ScriptedEnvironment:
+    """An `Environment` around a `gymnasium.Env` or an object with `reset` and `step`, plain or async."""
+    if isinstance(thing, Adapted):
+        return thing
+    gymnasium = sys.modules.get("gymnasium")  # who never imported it cannot hand us one of its environments
+    if gymnasium is not None and isinstance(thing, gymnasium.Env):
+        from rollweave.environments.gym import GymText
+
+        return Adapted(GymText(thing), type(thing.unwrapped).__qualname__)
+    return Adapted(thing, type(thing).__qualname__)
+
+
+class Adapted:
+    """A user's object behind the checked protocol."""
+
+    def __init__(self, inner: Any, name: str) -> None:
+        for method in ("reset", "step"):
+            if not callable(getattr(inner, method, None)):
+                raise ConfigError(f"{name} is no environment: it has no method `{method}`")
+        self.inner = inner
+        self.name = name
+        self.deterministic = bool(getattr(inner, "deterministic", False))
+        self.scripted = callable(getattr(inner, "scripted_action", None))
+        self._reset_arguments = _reset_style(inner.reset, name)
+        self._file = inspect.getsourcefile(type(inner)) if type(inner).__module__ != "builtins" else None
+        self._closed = False
+
+    async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
+        positional, named = self._reset_arguments(seed, data)
+        value = await self._call("reset", *positional, **named)
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
+            value = value[0]  # gymnasium's (observation, info)
+        return self._observation("reset", value)
+
+    async def step(self, action: str) -> StepResult:
+        return self._result(await self._call("step", action))
+
+    async def close(self) -> None:
+        if not self._closed and callable(getattr(self.inner, "close", None)):
+            self._closed = True
+            await self._call("close")
+
+    async def scripted_action(self, seed: int) -> str:
+        if not self.scripted:
+            raise ConfigError(
+                f"{self.name} cannot be played by script: give it a method `scripted_action(self, rng)` that returns "
+                "a random legal action, or turn the warm start off (model.warm_start.steps=0)"
+            )
+        action = await self._call("scripted_action", random.Random(seed))
+        if not isinstance(action, str):
+            self._refuse("scripted_action", action, "return the action as text")
+        return str(action)
+
+    async def _call(self, method: str, *positional: Any, **named: Any) -> Any:
+        try:
+            value = getattr(self.inner, method)(*positional, **named)
+            return await value if inspect.isawaitable(value) else value
+        except EnvironmentFailed:
+            raise
+        except (Exception, SystemExit) as error:  # the boundary: a user's class may raise anything
+            raise EnvironmentFailed(f"{self.name}.{method} raised {blame(error, self._file)}") from error
+
+    def _result(self, value: Any) -> StepResult:
+        match value:
+            case StepResult():
+                result = value
+            case (observation, reward, done):
+                result = StepResult(observation, reward, done)
+            case (observation, reward, done, info):
+                result = StepResult(observation, reward, done, info=info)
+            case (observation, reward, done, truncated, info):
+                result = StepResult(observation, reward, done, truncated, info)
+            case _:
+                self._refuse(
+                    "step", value, "return (observation, reward, done), a StepResult or gymnasium's five-tuple"
+                )
+        return StepResult(
+            self._observation("step", result.observation),
+            self._reward(result.reward),
+            self._flag("done", result.done),
+            self._flag("truncated", result.truncated),
+            dict(result.info)
+            if isinstance(result.info, Mapping)
+            else self._refuse("step", result.info, "info: a dict"),
+        )
+
+    def _observation(self, method: str, value: Any) -> Observation:
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list) and value and all(map(_is_message, value)):
+            return [{"role": message["role"], "content": message["content"]} for message in value]
+        fix = 'an observation is a string or a list of {"role": ..., "content": ...}'
+        self._refuse(method, value, f"{fix}, not {type(value).__name__}")
+
+    def _reward(self, value: Any) -> float:
+        fix = "the reward must be a finite number; raise an exception if the environment is broken"
+        try:
+            # numpy scalars are numbers; text that happens to look like one is a mistake
+            number = math.nan if isinstance(value, str | bytes) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        return number if math.isfinite(number) else self._refuse("step", value, fix, "the reward ")
+
+    def _flag(self, name: str, value: Any) -> bool:
+        if isinstance(value, bool | int) or type(value).__name__ in ("bool_", "bool"):  # numpy's are not bool
+            return bool(value)
+        self._refuse("step", value, f"{name} must be True or False", f"{name} ")
+
+    def _refuse(self, method: str, value: Any, fix: str, what: str = "") -> NoReturn:
+        text = repr(value)
+        shown = text if len(text) <= 120 else f"{text[:117]}..."
+        size = f" ({len(value)} values)" if isinstance(value, tuple) else ""
+        raise EnvironmentFailed(f"{self.name}.{method} returned {what}{shown}{size}: {fix}")
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+
+
+ResetArguments = Callable[[int, Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def _reset_style(reset: Callable[..., Any], name: str) -> ResetArguments:
+    """How this `reset` wants its seed: `(seed)`, `(seed, data)` or gymnasium's `(seed=..., options=...)`."""
+    parameters = inspect.signature(reset).parameters
+    kinds = [parameter.kind for parameter in parameters.values()]
+    positional = sum(
+        kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
+    )
+    if "options" in parameters:
+        return lambda seed, data: ((), {"seed": seed, "options": dict(data) or None})
+    if positional >= 2 or inspect.Parameter.VAR_POSITIONAL in kinds:
+        return lambda seed, data: ((seed, data), {})
+    if positional == 1:
+        return lambda seed, data: ((seed,), {})
+    if "seed" in parameters or inspect.Parameter.VAR_KEYWORD in kinds:
+        with_data = {"data"} & set(parameters)
+        return lambda seed, data: ((), {"seed": seed} | dict.fromkeys(with_data, data))
+    raise ConfigError(
+        f"{name}.reset takes no seed: write `def reset(self, seed)`, so that the members of a group start alike"
+    )

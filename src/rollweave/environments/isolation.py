@@ -1,0 +1,146 @@
+"""Process isolation: environments live k to a process, and a process that hangs or dies takes nobody along.
+
+A caller gives up on a call by cancelling it (its deadline). Then the whole process is killed, because nothing
+less ends a call stuck in user code. Its siblings did nothing wrong: at their next call, or in the call they
+were waiting in, they are rebuilt in another process by replaying their seed and actions, if their class
+declares itself `deterministic`. The others fail, are counted, and their episodes are tried again.
+
+Cooperative isolation (`async`) needs no code: `EnvironmentFactory` makes environments in the host's own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from rollweave.environments.child import Child, ChildDied
+from rollweave.environments.protocol import MakeEnvironment, Observation, StepResult
+from rollweave.errors import EnvironmentFailed
+from rollweave.tasks import Task
+
+
+class EnvironmentPool:
+    """Makes environments in processes of their own; used like an `EnvironmentFactory`."""
+
+    def __init__(self, factory: MakeEnvironment, per_process: int) -> None:
+        self._factory = factory
+        self._per_process = per_process
+        self._children: list[Child] = []
+        self._starting = asyncio.Lock()
+        self.killed = 0
+        """Processes killed because a call was given up."""
+        self.rebuilt = 0
+        """Episodes replayed in another process after theirs was gone."""
+        self.lost = 0
+        """Episodes that could not be: their class does not declare itself deterministic."""
+
+    def __call__(self, task: Task) -> IsolatedEnvironment:
+        return IsolatedEnvironment(self, task)
+
+    async def child_with_room(self) -> Child:
+        async with self._starting:  # so that those who come at once share the process they start
+            self._children = [child for child in self._children if child.alive]
+            for child in self._children:
+                if len(child.slots) < self._per_process:
+                    return child
+            import cloudpickle  # comes with gymnasium; also carries classes that a notebook defines
+
+            child = await Child.start(cloudpickle.dumps(self._factory))
+            self._children.append(child)
+            return child
+
+    async def close(self) -> None:
+        for child in self._children:
+            child.kill()
+
+
+class IsolatedEnvironment:
+    """An environment elsewhere. Remembers its episode, to live it again if its process goes."""
+
+    def __init__(self, pool: EnvironmentPool, task: Task) -> None:
+        self._pool = pool
+        self._task = task
+        self._child: Child | None = None
+        self._slot = -1
+        self._past: list[tuple[str, tuple[Any, ...], Any]] = []
+        self.deterministic = False
+
+    async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
+        self._past = []
+        observation: Observation = await self._call("reset", seed, dict(data))
+        return observation
+
+    async def step(self, action: str) -> StepResult:
+        return StepResult(*await self._call("step", action))
+
+    async def scripted_action(self, seed: int) -> str:
+        return str(await self._call("scripted_action", seed))
+
+    async def close(self) -> None:
+        child, self._child = self._child, None
+        if child is None or not child.alive:
+            return
+        try:
+            await self._ask(child, "close")
+        except ChildDied:
+            pass  # closed for good
+        finally:
+            child.slots.discard(self._slot)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """One call, in this process or in the next one if this one goes. Each death fails one caller, so it ends."""
+        while True:
+            try:
+                child = await self._living_child(method)
+                value = await self._ask(child, method, *arguments)
+            except ChildDied as death:
+                if death.guilty:
+                    self._child = None
+                    raise EnvironmentFailed(f"{self._task.environment}.{method}: {death}") from death
+            else:
+                if method != "scripted_action":
+                    self._past.append((method, arguments, value))
+                return value
+
+    async def _ask(self, child: Child, method: str, *arguments: Any) -> Any:
+        try:
+            return await child.call(self._slot, method, *arguments)
+        except asyncio.CancelledError:
+            self._pool.killed += child.alive
+            child.kill("its process was killed because another environment in it hung")
+            self._child = None
+            self._past = []
+            raise
+
+    async def _living_child(self, method: str) -> Child:
+        if self._child is not None and self._child.alive:
+            return self._child
+        if method != "reset" and not (self._past and self.deterministic):
+            self._give_up()
+        child = self._child = await self._pool.child_with_room()
+        self._slot = child.take_slot()
+        self.deterministic = await self._ask(child, "make", self._task)
+        if self._past:
+            await self._replay(child)
+        return child
+
+    def _give_up(self) -> None:
+        if self._child is None:
+            raise EnvironmentFailed(f"{self._task.environment}: no episode is running: call reset first")
+        self._pool.lost += 1
+        raise EnvironmentFailed(
+            f"{self._task.environment}: its process was ended by another environment in it, and the episode cannot be "
+            "replayed: set `deterministic = True` on the class if the same seed and actions give the same observations"
+        )
+
+    async def _replay(self, child: Child) -> None:
+        for method, arguments, value in self._past:
+            again = await self._ask(child, method, *arguments)
+            # `info` may hold times and the like; what the agent saw and earned may not differ
+            if again[:4] != value[:4] if method == "step" else again != value:
+                raise EnvironmentFailed(
+                    f"{self._task.environment} declares itself deterministic, but {method}{arguments} gave {again!r} "
+                    f"after {value!r} for the same seed and actions: remove `deterministic = True`, or fix the seeding"
+                )
+        self._pool.rebuilt += 1

@@ -1,0 +1,27 @@
+"""Single-turn prompts: the row's prompt is the observation, one answer ends it, a reward function scores it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollweave.environments.protocol import Observation, StepResult
+
+
+class Prompts:
+    """The environment's own reward is 0; rewards read the row from `trajectory.task.data`."""
+
+    deterministic = True
+
+    def __init__(self, column: str = "prompt") -> None:
+        self.column = column
+
+    async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
+        prompt: Observation = data[self.column]
+        return prompt
+
+    async def step(self, action: str) -> StepResult:
+        return StepResult("", done=True)
+
+    async def close(self) -> None:
+        pass  # holds nothing

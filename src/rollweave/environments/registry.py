@@ -1,0 +1,136 @@
+"""From the environment section of a job to environments and their tasks.
+
+`EnvironmentFactory` is sent to other processes: it holds configuration, not environments, and makes a fresh
+one for each task by the task's environment name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollweave.config.environments import (
+    EnvironmentConfig,
+    FrozenLakeConfig,
+    MixtureConfig,
+    PromptsConfig,
+    PythonEnvironmentConfig,
+    SingleEnvironment,
+)
+from rollweave.environments.adapt import adapt
+from rollweave.environments.frozen_lake import FrozenLake
+from rollweave.environments.prompts import Prompts
+from rollweave.environments.protocol import ScriptedEnvironment
+from rollweave.errors import ConfigError, EnvironmentFailed
+from rollweave.seeds import derive
+from rollweave.targets import blame, load_target, nearest
+from rollweave.tasks import Mixture, RowSource, SeedSource, Task, TaskSource, read_rows
+
+SHIPPED: tuple[type[FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig], ...] = (
+    FrozenLakeConfig,
+    PromptsConfig,
+    PythonEnvironmentConfig,
+)
+
+
+def make(config: SingleEnvironment, base: Path) -> ScriptedEnvironment:
+    """A fresh environment of this configuration; `base` is the folder of the job file."""
+    match config:
+        case FrozenLakeConfig():
+            return adapt(FrozenLake(config.map, config.size, config.slippery, config.instructions))
+        case PromptsConfig():
+            return adapt(Prompts(config.prompt))
+        case PythonEnvironmentConfig():
+            return build(load_target(config.target, base), config.arguments, config.target)
+
+
+def build(target: Any, arguments: Mapping[str, Any], name: str) -> ScriptedEnvironment:
+    """Call a class (or a function that returns an environment) and adapt what it gives."""
+    if not callable(target):
+        raise ConfigError(f"{name} is a {type(target).__name__}: name a class, or a function that makes an environment")
+    try:
+        made = target(**arguments)
+    except (Exception, SystemExit) as error:  # the boundary to a user's constructor
+        given = ", ".join(arguments) or "none"
+        message = f"{name} could not be made (arguments: {given}): {blame(error)}"
+        raise EnvironmentFailed(message) from error
+    return adapt(made)
+
+
+def members(config: EnvironmentConfig) -> dict[str, SingleEnvironment]:
+    """The environments of a job by the name their tasks carry."""
+    if not isinstance(config, MixtureConfig):
+        return {config.type: config}
+    named: dict[str, SingleEnvironment] = {}
+    for member in config.of:
+        name = member.name or member.environment.type
+        if name in named:
+            raise ConfigError(f"environment.of: two members are called {name!r}: give each a `name` of its own")
+        named[name] = member.environment
+    return named
+
+
+def source(config: EnvironmentConfig, seed: int, base: Path) -> TaskSource:
+    """Where the job's tasks come from, in an order fixed by the seed."""
+    sources = [_single_source(name, member, seed, base) for name, member in members(config).items()]
+    if not isinstance(config, MixtureConfig):
+        return sources[0]
+    return Mixture(sources, [member.weight for member in config.of], derive(seed, "tasks"))
+
+
+def _single_source(name: str, config: SingleEnvironment, seed: int, base: Path) -> TaskSource:
+    own = derive(seed, "tasks", name)
+    if isinstance(config, PromptsConfig):
+        path = base / config.file
+        return RowSource(name, _prompt_rows(path, config.prompt), own, config.held_out)
+    return SeedSource(name, own, config.levels)
+
+
+def _prompt_rows(path: Path, column: str) -> list[dict[str, Any]]:
+    rows = read_rows(path)
+    if not rows:
+        raise ConfigError(f"{path}: no rows; add at least one task")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row.get(column), str | list):
+            fix = nearest(column, row) if column not in row else "; it must hold text or a list of chat messages"
+            raise ConfigError(f"{path}: row {number} has no prompt in column {column!r}{fix}")
+    return rows
+
+
+@dataclass(frozen=True)
+class EnvironmentFactory:
+    """Makes the environment a task names. Picklable, so that it can be sent to where environments run."""
+
+    makers: Mapping[str, Callable[[], ScriptedEnvironment]]
+
+    def __call__(self, task: Task) -> ScriptedEnvironment:
+        if task.environment not in self.makers:
+            raise ConfigError(f"no environment is called {task.environment!r}{nearest(task.environment, self.makers)}")
+        return self.makers[task.environment]()
+
+    @classmethod
+    def from_config(cls, config: EnvironmentConfig, base: Path) -> EnvironmentFactory:
+        return cls({name: ConfiguredMaker(member, base.resolve()) for name, member in members(config).items()})
+
+
+@dataclass(frozen=True)
+class ConfiguredMaker:
+    """Makes the environment of one configuration."""
+
+    config: SingleEnvironment
+    base: Path
+
+    def __call__(self) -> ScriptedEnvironment:
+        return make(self.config, self.base)
+
+
+@dataclass(frozen=True)
+class ObjectMaker:
+    """Makes an environment of a class or function given in Python instead of named in a file."""
+
+    target: Callable[..., Any]
+
+    def __call__(self) -> ScriptedEnvironment:
+        return build(self.target, {}, getattr(self.target, "__qualname__", repr(self.target)))

@@ -1,0 +1,88 @@
+"""Names in a job file that mean Python: `file.py:name` or `package.module:name`.
+
+A file is looked up from the folder of the job file and loaded once per process (again when it has changed).
+Its folder joins the end of `sys.path`, so that it may import its neighbours but cannot hide an installed package.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from rollweave.errors import ConfigError
+
+
+def load_target(target: str, base: Path) -> object:
+    """The object that `file.py:name` (relative to `base`) or `package.module:name` stands for."""
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise ConfigError(f"{target!r}: expected `file.py:name` or `package.module:name`")
+    module = _load_file(base / place, target) if place.endswith(".py") else _load_module(place, base, target)
+    if not hasattr(module, name):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise ConfigError(f"{target}: {place} defines no {name!r}{nearest(name, public)}")
+    return getattr(module, name)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or the few names there are, or nothing."""
+    names = list(known)
+    if close := difflib.get_close_matches(name, names, 1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; there is {', '.join(sorted(names)[:8])}" if names else ""
+
+
+def blame(error: BaseException, file: str | None = None) -> str:
+    """`TypeError: message (file.py:12)`: the innermost line of the user's own file, else the innermost line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file] or frames
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f" ({error.filename}:{error.lineno})"
+    else:
+        where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    return "".join(traceback.format_exception_only(error)[-1:]).strip() + where
+
+
+def _load_file(path: Path, target: str) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        files = [other.name for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise ConfigError(f"{target}: no such file: {path}{nearest(path.name, files)}")
+    digest = hashlib.blake2b(f"{path}:{path.stat().st_mtime_ns}".encode(), digest_size=6).hexdigest()
+    name = f"_rollweave_{path.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    _see(path.parent)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look themselves up there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the boundary to a user's file: anything may come out of it
+        del sys.modules[name]
+        raise ConfigError(f"{target}: the file cannot be loaded: {blame(error, str(path))}") from error
+    return module
+
+
+def _load_module(name: str, base: Path, target: str) -> ModuleType:
+    _see(base.resolve())
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # the boundary to a user's module
+        if isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name):
+            fix = f"no module {error.name!r}; install it, or name a file: `{name.split('.')[-1]}.py:...`"
+            raise ConfigError(f"{target}: {fix}") from error
+        raise ConfigError(f"{target}: the module cannot be imported: {blame(error)}") from error
+
+
+def _see(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
