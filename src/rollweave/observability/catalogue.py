@@ -106,7 +106,7 @@ def check(key: str) -> None:
 
 @cache
 def _pattern(key: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"<\w+>", lambda _: r"[\\w.+-]+", key.replace(".", r"\.")))
+    return re.compile(re.sub(r"<\w+>", lambda _: r"[\w.+-]+", key.replace(".", r"\.")))
 
 
 def markdown() -> str:

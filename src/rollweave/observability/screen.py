@@ -114,17 +114,17 @@ def _lines(screen: Screen, width: int) -> list[tuple[str, Text]]:
 
 
 def _progress(screen: Screen, width: int) -> Text:
-    text = _meter(screen.done, screen.header.steps, min(max(width - 40, 6), 40))
+    text = _meter(screen.done, screen.header.steps, min(max(width - 36, 6), 40))
     text.append(f"   {duration(screen.now() - screen.began)}", style="bold")
     if (left := screen.left()) is not None:
-        text.append(f"   about {duration(left)} left", style="dim")
+        text.append(f"   {duration(left)} left", style="dim")
     return text
 
 
 def _meter(done: int, total: int, width: int) -> Text:
     filled = round(width * done / total) if total else width
     text = Text("━" * filled, style="cyan")
-    text.append("━" * (width - filled), style="bright_black")
+    text.append("─" * (width - filled), style="bright_black")
     return text.append(f" {done}/{total}", style="bold")
 
 

@@ -101,8 +101,8 @@ def step_line(screen: Screen, ramp: str = BLOCKS) -> str:
         f"step {screen.done:>{len(total)}}/{total}",
         f"reward {_fixed(row.get('reward/mean'))} {sparkline(screen.rewards, SPARK_WIDTH, ramp):<{SPARK_WIDTH}}",
         f"eval {_fixed(evaluation)}",
-        f"gen {number(row.get('tokens_per_second/generated'), 2):>5} tok/s",
-        f"train {number(row.get('tokens_per_second/trained'), 2):>5} tok/s",
+        f"tok/s gen {number(row.get('tokens_per_second/generated'), 2):>4}"
+        f" train {number(row.get('tokens_per_second/trained'), 2):>4}",
         f"stale {stale:<6}",
         f"idle {idle}" if idle else "",
         f"{duration(row.get('time/step')):>6}",
@@ -130,7 +130,7 @@ def summary_lines(summary: Summary) -> list[str]:
     """How it ended, for both views."""
     endings = {
         "completed": "all steps done",
-        "target": f"target {number(summary.target)} reached",
+        "target": f"target {summary.target} reached",
         "interrupted": "interrupted",
         "failed": f"failed: {summary.error}",
     }

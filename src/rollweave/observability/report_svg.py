@@ -1,0 +1,184 @@
+"""Small charts as inline SVG: lines and stacked bars over train steps, with what the page's script needs to
+show the values under the pointer. Colours are CSS variables, so the charts follow the page's light and dark.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rollweave.observability.text import number
+
+Point = tuple[float, float]
+Format = Callable[[float], str]
+
+LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 26
+MOST_POINTS = 400
+"""More than this cannot be told apart at the width of a page; neighbours are averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    name: str
+    points: Sequence[Point]
+    colour: str
+    """A CSS variable of the page: s1 .. s5, s0 for grey."""
+    dots: bool = False
+    faint: bool = False
+    """Drawn thin and pale, and left out of the legend: raw data behind a smoothed line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where a chart draws and which values its edges stand for."""
+
+    width: int
+    height: int
+    x: tuple[float, float]
+    y: tuple[float, float]
+
+    def px(self, x: float) -> float:
+        low, high = self.x
+        share = (x - low) / (high - low) if high > low else 0.5
+        return round(LEFT + share * (self.width - LEFT - RIGHT), 2)
+
+    def py(self, y: float) -> float:
+        low, high = self.y
+        return round(self.height - BOTTOM - (y - low) / (high - low) * (self.height - TOP - BOTTOM), 2)
+
+
+def line_chart(
+    series: Sequence[Series],
+    width: int = 560,
+    height: int = 200,
+    y_range: tuple[float | None, float | None] = (None, None),
+    fmt: Format = number,
+    target: float | None = None,
+) -> str:
+    """Lines over steps; empty text if there is nothing to draw."""
+    series = [Series(s.name, thin(s.points), s.colour, s.dots, s.faint) for s in series if s.points]
+    if not series:
+        return ""
+    frame = _frame(series, width, height, y_range, [] if target is None else [target])
+    parts = [_axes(frame, fmt)]
+    if target is not None:
+        y = frame.py(target)
+        parts.append(f'<line class="target" x1="{LEFT}" x2="{width - RIGHT}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text class="tick" x="{width - RIGHT}" y="{y - 5}" text-anchor="end">target {target:g}</text>')
+    parts += [_line(frame, one) for one in series]
+    return _svg(frame, parts, [s for s in series if not s.faint], fmt)
+
+
+def stacked_bars(layers: Sequence[Series], width: int = 560, height: int = 200, fmt: Format = number) -> str:
+    """One bar per step, its layers on top of each other. All layers share their steps."""
+    layers = [Series(s.name, thin(s.points, 120), s.colour) for s in layers if s.points]
+    if not layers:
+        return ""
+    steps = [x for x, _ in layers[0].points]
+    totals = [sum(layer.points[i][1] for layer in layers) for i in range(len(steps))]
+    gap = steps[1] - steps[0] if len(steps) > 1 else 1.0
+    ticks = _nice_ticks(0.0, max(totals) or 1.0)
+    frame = Frame(width, height, (steps[0] - gap / 2, steps[-1] + gap / 2), (0.0, ticks[-1]))
+    thickness = round(max(0.8, (width - LEFT - RIGHT) / len(steps) * 0.8), 2)
+    parts = [_axes(frame, fmt)]
+    base = [0.0] * len(steps)
+    for layer in layers:
+        parts.append(f'<g fill="var(--{layer.colour})">')
+        for i, (x, value) in enumerate(layer.points):
+            top, bottom = frame.py(base[i] + value), frame.py(base[i])
+            left = round(frame.px(x) - thickness / 2, 2)
+            parts.append(f'<rect x="{left}" y="{top}" width="{thickness}" height="{round(bottom - top, 2)}"/>')
+            base[i] += value
+        parts.append("</g>")
+    return _svg(frame, parts, layers, fmt)
+
+
+def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most that many points: runs of neighbours become their mean."""
+    size = math.ceil(len(points) / most)
+    if size <= 1:
+        return list(points)
+    runs = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(run[0][0], sum(y for _, y in run) / len(run)) for run in runs]
+
+
+def smooth(points: Sequence[Point], keep: float = 0.8) -> list[Point]:
+    """Exponential moving average, corrected for its start."""
+    made: list[Point] = []
+    mean, weight = 0.0, 0.0
+    for x, y in points:
+        mean, weight = keep * mean + (1 - keep) * y, keep * weight + (1 - keep)
+        made.append((x, mean / weight))
+    return made
+
+
+def legend(series: Sequence[Series]) -> str:
+    """The names of the lines, for above a chart."""
+    keys = [s for s in series if s.points and not s.faint]
+    items = (f'<span><i style="background:var(--{s.colour})"></i>{escape(s.name)}</span>' for s in keys)
+    return f'<div class="legend">{"".join(items)}</div>'
+
+
+def _frame(
+    series: Sequence[Series], width: int, height: int, y_range: tuple[float | None, float | None], more: list[float]
+) -> Frame:
+    xs = [x for s in series for x, _ in s.points]
+    ys = [y for s in series for _, y in s.points] + more
+    low = min(ys) if y_range[0] is None else min(y_range[0], *ys)
+    high = max(ys) if y_range[1] is None else max(y_range[1], *ys)
+    if high - low < 1e-12:  # a constant: give it room, and keep zero in sight if it is near
+        low, high = low - (abs(low) * 0.5 or 0.5), high + (abs(high) * 0.5 or 0.5)
+        low = max(low, 0.0) if min(ys) >= 0 else low
+    ticks = _nice_ticks(low, high)
+    return Frame(width, height, (min(xs), max(xs)), (ticks[0], ticks[-1]))
+
+
+def _nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Round numbers that enclose [low, high]."""
+    span = (high - low) or 1.0
+    power = 10.0 ** math.floor(math.log10(span / count))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power * count >= span * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [i * step for i in range(first, max(last, first + 1) + 1)]
+
+
+def _axes(frame: Frame, fmt: Format) -> str:
+    parts = []
+    for y in _nice_ticks(*frame.y):
+        py = frame.py(y)
+        if not TOP - 1 <= py <= frame.height - BOTTOM + 1:
+            continue
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{py}" y2="{py}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{py + 3.5}" text-anchor="end">{escape(fmt(y))}</text>')
+    for x in _nice_ticks(*frame.x, count=6 if frame.width < 700 else 10):
+        if x == int(x) and frame.x[0] <= x <= frame.x[1]:
+            y = frame.height - 8
+            parts.append(f'<text class="tick" x="{frame.px(x)}" y="{y}" text-anchor="middle">{int(x)}</text>')
+    return "".join(parts)
+
+
+def _line(frame: Frame, series: Series) -> str:
+    places = [(frame.px(x), frame.py(y)) for x, y in series.points]
+    path = " ".join(f"{x},{y}" for x, y in places)
+    faint = " faint" if series.faint else ""
+    drawn = f'<polyline class="line{faint}" stroke="var(--{series.colour})" points="{path}"/>'
+    if series.dots or (len(places) == 1 and not series.faint):
+        dots = (f'<circle class="dot" cx="{x}" cy="{y}" r="4" fill="var(--{series.colour})"/>' for x, y in places)
+        drawn += "".join(dots)
+    return drawn
+
+
+def _svg(frame: Frame, parts: Sequence[str], series: Sequence[Series], fmt: Format) -> str:
+    data = {
+        "x": frame.x,
+        "plot": [LEFT, TOP, frame.width - LEFT - RIGHT, frame.height - TOP - BOTTOM],
+        "series": [{"n": s.name, "c": s.colour, "p": [[x, fmt(y)] for x, y in s.points]} for s in series],
+    }
+    names = escape(", ".join(s.name for s in series))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {frame.width} {frame.height}" role="img" '
+        f'aria-label="{names} over train steps" data-chart="{escape(json.dumps(data))}">{"".join(parts)}</svg>'
+    )
