@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import reprlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from rollweave.environments.protocol import Observation, ScriptedEnvironment, StepResult
 from rollweave.errors import ConfigError, EnvironmentFailed
@@ -69,8 +70,8 @@ class Adapted:
             )
         action = await self._call("scripted_action", random.Random(seed))
         if not isinstance(action, str):
-            self._refuse("scripted_action", action, "return the action as text")
-        return str(action)
+            raise self._wrong("scripted_action", action, "return the action as text")
+        return action
 
     async def _call(self, method: str, *positional: Any, **named: Any) -> Any:
         try:
@@ -92,17 +93,16 @@ class Adapted:
             case (observation, reward, done, truncated, info):
                 result = StepResult(observation, reward, done, truncated, info)
             case _:
-                self._refuse(
-                    "step", value, "return (observation, reward, done), a StepResult or gymnasium's five-tuple"
-                )
+                fix = "return (observation, reward, done), a StepResult or gymnasium's five-tuple"
+                raise self._wrong("step", value, fix)
+        if not isinstance(result.info, Mapping):
+            raise self._wrong("step", result.info, "info must be a dict", "info ")
         return StepResult(
             self._observation("step", result.observation),
             self._reward(result.reward),
             self._flag("done", result.done),
             self._flag("truncated", result.truncated),
-            dict(result.info)
-            if isinstance(result.info, Mapping)
-            else self._refuse("step", result.info, "info: a dict"),
+            dict(result.info),
         )
 
     def _observation(self, method: str, value: Any) -> Observation:
@@ -111,27 +111,34 @@ class Adapted:
         if isinstance(value, list) and value and all(map(_is_message, value)):
             return [{"role": message["role"], "content": message["content"]} for message in value]
         fix = 'an observation is a string or a list of {"role": ..., "content": ...}'
-        self._refuse(method, value, f"{fix}, not {type(value).__name__}")
+        raise self._wrong(method, value, f"{fix}, not {type(value).__name__}")
 
     def _reward(self, value: Any) -> float:
-        fix = "the reward must be a finite number; raise an exception if the environment is broken"
-        try:
-            # numpy scalars are numbers; text that happens to look like one is a mistake
-            number = math.nan if isinstance(value, str | bytes) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        return number if math.isfinite(number) else self._refuse("step", value, fix, "the reward ")
+        number = as_number(value)
+        if number is None:
+            fix = "the reward must be a finite number; raise an exception if the environment is broken"
+            raise self._wrong("step", value, fix, "the reward ")
+        return number
 
     def _flag(self, name: str, value: Any) -> bool:
         if isinstance(value, bool | int) or type(value).__name__ in ("bool_", "bool"):  # numpy's are not bool
             return bool(value)
-        self._refuse("step", value, f"{name} must be True or False", f"{name} ")
+        raise self._wrong("step", value, f"{name} must be True or False", f"{name} ")
 
-    def _refuse(self, method: str, value: Any, fix: str, what: str = "") -> NoReturn:
-        text = repr(value)
-        shown = text if len(text) <= 120 else f"{text[:117]}..."
+    def _wrong(self, method: str, value: Any, fix: str, what: str = "") -> EnvironmentFailed:
         size = f" ({len(value)} values)" if isinstance(value, tuple) else ""
-        raise EnvironmentFailed(f"{self.name}.{method} returned {what}{shown}{size}: {fix}")
+        return EnvironmentFailed(f"{self.name}.{method} returned {what}{reprlib.repr(value)}{size}: {fix}")
+
+
+def as_number(value: Any) -> float | None:
+    """A finite float, or None. Numpy's and torch's scalars are numbers; text that looks like one is a mistake."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _is_message(value: Any) -> bool:

@@ -47,16 +47,8 @@ class Child(asyncio.Protocol):
     async def start(cls, factory: bytes) -> Child:
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "rollweave.environments.worker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what user code prints must not mix with what this program prints
-                pass_fds=[theirs.fileno()],
-                env=_environment(),
-                start_new_session=True,  # killed as a group, with whatever it started
-            )
-        connect = asyncio.get_running_loop().create_connection(lambda: cls(process), sock=ours)
-        transport, child = await connect
+            process = _spawn(theirs.fileno())
+        transport, child = await asyncio.get_running_loop().create_connection(lambda: cls(process), sock=ours)
         transport.write(prefixed(factory))
         return child
 
@@ -111,6 +103,17 @@ class Child(asyncio.Protocol):
         for number, answer in self._calls.items():
             if not answer.done():
                 answer.set_exception(ChildDied(how, guilty=number == guilty))
+
+
+def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "rollweave.environments.worker", str(descriptor)],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # what user code prints must not mix with what this program prints
+        pass_fds=[descriptor],
+        env=_environment(),
+        start_new_session=True,  # killed as a group, with whatever it started
+    )
 
 
 def _environment() -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rollweave.environments.child import Child, ChildDied
 from rollweave.environments.protocol import MakeEnvironment, Observation, StepResult
-from rollweave.errors import EnvironmentFailed
+from rollweave.errors import EnvironmentFailed, RollweaveError
 from rollweave.tasks import Task
 
 
@@ -44,7 +44,7 @@ class EnvironmentPool:
             for child in self._children:
                 if len(child.slots) < self._per_process:
                     return child
-            import cloudpickle  # comes with gymnasium; also carries classes that a notebook defines
+            import cloudpickle  # type: ignore[import-untyped]  # comes with gymnasium; also carries classes that a notebook defines
 
             child = await Child.start(cloudpickle.dumps(self._factory))
             self._children.append(child)
@@ -96,7 +96,7 @@ class IsolatedEnvironment:
                 value = await self._ask(child, method, *arguments)
             except ChildDied as death:
                 if death.guilty:
-                    self._child = None
+                    self._forget()
                     raise EnvironmentFailed(f"{self._task.environment}.{method}: {death}") from death
             else:
                 if method != "scripted_action":
@@ -109,20 +109,28 @@ class IsolatedEnvironment:
         except asyncio.CancelledError:
             self._pool.killed += child.alive
             child.kill("its process was killed because another environment in it hung")
-            self._child = None
-            self._past = []
+            self._forget()
             raise
+
+    def _forget(self) -> None:
+        self._child = None
+        self._past = []
 
     async def _living_child(self, method: str) -> Child:
         if self._child is not None and self._child.alive:
             return self._child
         if method != "reset" and not (self._past and self.deterministic):
             self._give_up()
-        child = self._child = await self._pool.child_with_room()
+        child = await self._pool.child_with_room()
         self._slot = child.take_slot()
-        self.deterministic = await self._ask(child, "make", self._task)
-        if self._past:
-            await self._replay(child)
+        try:
+            self.deterministic = await self._ask(child, "make", self._task)
+            if self._past:
+                await self._replay(child)
+        except RollweaveError:
+            child.slots.discard(self._slot)
+            raise
+        self._child = child
         return child
 
     def _give_up(self) -> None:
@@ -137,10 +145,14 @@ class IsolatedEnvironment:
     async def _replay(self, child: Child) -> None:
         for method, arguments, value in self._past:
             again = await self._ask(child, method, *arguments)
-            # `info` may hold times and the like; what the agent saw and earned may not differ
-            if again[:4] != value[:4] if method == "step" else again != value:
+            if _seen(method, again) != _seen(method, value):
                 raise EnvironmentFailed(
                     f"{self._task.environment} declares itself deterministic, but {method}{arguments} gave {again!r} "
                     f"after {value!r} for the same seed and actions: remove `deterministic = True`, or fix the seeding"
                 )
         self._pool.rebuilt += 1
+
+
+def _seen(method: str, value: Any) -> Any:
+    """What the agent saw and earned: `info` may hold times and the like."""
+    return value[:-1] if method == "step" else value
