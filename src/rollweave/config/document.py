@@ -52,6 +52,14 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # PyYAML reads these unusual line ends back as blanks unless they are escaped.
+        style = '"' if any(end in data for end in "\x85\u2028\u2029") else None
+        return self.represent_scalar(_TAG + "str", data, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
 
 @dataclass(slots=True)
 class Document:

@@ -1,0 +1,73 @@
+"""The program `rollweave`: one file per command, and the place where errors become one clear line.
+
+Starting must be cheap: commands import what they need when they run, so that `rollweave --help` loads neither
+torch nor ray nor pydantic.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from rollweave.cli.doctor import doctor
+from rollweave.cli.env import app as env_app
+from rollweave.cli.eval import evaluate
+from rollweave.cli.report import report
+from rollweave.cli.train import train
+from rollweave.errors import RollweaveError
+
+app = typer.Typer(
+    name="rollweave",
+    help="Reinforcement-learning post-training of LLM agents: one control plane, two clocks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich would double the time that --help takes
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train")(train)
+app.command("eval")(evaluate)
+app.add_typer(env_app, name="env", help="List, check and play environments.")
+app.command("report")(report)
+app.command("doctor")(doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"rollweave {version('rollweave')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks; after any command, or as ROLLWEAVE_DEBUG=1.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command. What the user can fix is printed without a traceback and ends with code 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words or os.environ.get("ROLLWEAVE_DEBUG", "") not in ("", "0")
+    try:
+        app([word for word in words if word != "--debug"], prog_name="rollweave")
+    except RollweaveError as error:
+        if debug:
+            raise
+        typer.echo(f"{typer.style('error:', fg='red', bold=True)} {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
