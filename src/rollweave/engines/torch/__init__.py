@@ -1,0 +1,1 @@
+"""The embedded engine: continuous batching for Llama, Qwen2 and Qwen3 models in plain torch."""

@@ -1,0 +1,251 @@
+"""The scheduler: requests in, one flat forward per step, completions out.
+
+There is no prefill phase and no decode phase. Every running request wants the keys and values of all its tokens
+computed, and each step moves `computed` towards that: one token for an answer under way, a piece of a prompt for a
+new turn, a piece of the whole context after an eviction or a weight update. Whoever has caught up samples a token.
+
+A weight update invalidates the cache and nothing else: running requests find that they have computed nothing,
+catch up under the new weights and go on, in a new span.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollweave.engines.protocol import Completion, EngineStats, Finish, Request
+from rollweave.engines.torch.architecture import Architecture, rope_table
+from rollweave.engines.torch.attention import Chunk
+from rollweave.engines.torch.model import Inputs, KVCache, forward
+from rollweave.engines.torch.sampling import Draws, draw
+from rollweave.engines.torch.slots import Context, SlotTable
+from rollweave.engines.torch.stopping import Decoder, finish_of, text_of
+from rollweave.engines.torch.weights import FusedWeights
+from rollweave.errors import ModelError
+from rollweave.trajectory import Span
+from rollweave.weights.digest import checksum
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A request and what has been answered so far."""
+
+    request: Request
+    context: Context
+    spans: list[Span] = field(default_factory=list)
+    answer: list[int] = field(default_factory=list)
+
+    @property
+    def remaining(self) -> int:
+        return len(self.context.tokens) - self.context.computed
+
+    def append(self, token: int, behaviour: float, raw: float, version: int) -> None:
+        if not self.spans or self.spans[-1].version != version:
+            self.spans.append(Span([], [], [], version, self.request.sampling.transform))
+        span = self.spans[-1]
+        assert span.logprobs is not None and span.raw_logprobs is not None
+        span.tokens.append(token)
+        span.logprobs.append(behaviour)
+        span.raw_logprobs.append(raw)
+        self.answer.append(token)
+        self.context.tokens.append(token)
+
+
+class TorchEngine:
+    """A `SteppedEngine` over `slots` trajectories of at most `max_context` tokens each."""
+
+    def __init__(
+        self,
+        model_config: Any,
+        tensors: Mapping[str, Any],
+        tokenizer: Decoder,
+        *,
+        slots: int,
+        prefill_tokens: int,
+        max_context: int,
+        version: int = 0,
+    ) -> None:
+        architecture = Architecture.of(model_config)
+        if max_context > architecture.positions:
+            raise ModelError(
+                f"max_context is {max_context}, but the model knows {architecture.positions} positions: lower max_context"
+            )
+        self.tokenizer = tokenizer
+        self.max_context = max_context
+        self.prefill_tokens = prefill_tokens
+        self._table = SlotTable(slots)
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[str, Sequence] = {}
+        self._staged: tuple[int, str] | None = None
+        with torch.inference_mode():
+            self._weights = FusedWeights(architecture)
+            self._weights.load(tensors)
+            self._spare: FusedWeights | None = None  # allocated by the first `prepare`
+            self._cache = KVCache(architecture, slots, max_context)
+            self._rope = rope_table(model_config, architecture, max_context)
+        self._stats = EngineStats(version=version, checksum=checksum(tensors))
+
+    @classmethod
+    def from_model(cls, model: Any, tokenizer: Decoder, **options: Any) -> TorchEngine:
+        """From a `transformers` causal LM; its weights are copied."""
+        return cls(model.config, model.state_dict(), tokenizer, **options)
+
+    @classmethod
+    def from_folder(cls, folder: Path | str, **options: Any) -> TorchEngine:
+        """From a Hugging Face folder with a tokenizer."""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return cls.from_model(model, AutoTokenizer.from_pretrained(folder), **options)
+
+    # ------------------------------------------------------------------------------- commands, between steps
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a turn. A trajectory has one turn at a time."""
+        if not request.tokens:
+            raise ValueError(f"request {request.id!r} has no tokens")
+        context = self._table.context(request.trajectory)
+        if context.wanted:
+            raise ValueError(
+                f"trajectory {request.trajectory!r} already has a request; {request.id!r} must wait for it"
+            )
+        context.wanted = True
+        context.rewrite(request.tokens)
+        self._waiting.append(Sequence(request, context))
+
+    def abort(self, request_id: str) -> Completion | None:
+        sequence = self._running.pop(request_id, None)
+        if sequence is None:
+            sequence = next((s for s in self._waiting if s.request.id == request_id), None)
+            if sequence is None:
+                return None
+            self._waiting.remove(sequence)
+        return self._complete(sequence, "aborted")
+
+    def release(self, trajectory: str) -> None:
+        """Give back a trajectory's slot; if it still has a request, once that ends."""
+        self._table.release(trajectory)
+
+    @torch.inference_mode()
+    def prepare(self, version: int, tensors: Mapping[str, Any]) -> str:
+        """Copy the weights into the spare set. Touches nothing a step reads, so it may run beside one."""
+        if self._spare is None:
+            self._spare = FusedWeights(self._weights.architecture)
+        self._staged = None
+        self._spare.load(tensors)
+        self._staged = (version, checksum(tensors))
+        return self._staged[1]
+
+    def commit(self, version: int) -> None:
+        if self._staged is None or self._staged[0] != version or self._spare is None:
+            raise ValueError(f"version {version} is not prepared (staged: {self._staged})")
+        self._weights, self._spare = self._spare, self._weights
+        self._stats.version, self._stats.checksum = self._staged
+        self._staged = None
+        self._table.invalidate()
+
+    def stats(self) -> EngineStats:
+        return replace(
+            self._stats, running=len(self._running), waiting=len(self._waiting), evictions=self._table.evictions
+        )
+
+    # --------------------------------------------------------------------------------------------- one step
+
+    @torch.inference_mode()
+    def step(self) -> list[Completion]:
+        started = time.perf_counter()
+        completions = self._admit()
+        work = self._schedule()
+        if work:
+            completions += self._advance(work, started)
+        self._stats.busy_seconds += time.perf_counter() - started
+        return completions
+
+    def _admit(self) -> list[Completion]:
+        """Start waiting requests in order while slots last. A context that is already full ends at once."""
+        full = []
+        while self._waiting:
+            sequence = self._waiting[0]
+            if len(sequence.context.tokens) >= self.max_context:
+                full.append(self._complete(sequence, "length"))
+            elif self._table.occupy(sequence.context):
+                self._running[sequence.request.id] = sequence
+            else:
+                break
+            self._waiting.popleft()
+        return full
+
+    def _schedule(self) -> list[tuple[Sequence, Chunk]]:
+        """What each running request computes in this step: single tokens by slot, then pieces of prompts."""
+        decodes, pieces = [], []
+        budget = self.prefill_tokens
+        for sequence in self._running.values():
+            context, remaining = sequence.context, sequence.remaining
+            assert context.slot is not None
+            if remaining == 1:
+                decodes.append((sequence, Chunk(context.slot, context.computed, 1)))
+            elif budget > 0:
+                count = min(remaining, budget)
+                budget -= count
+                pieces.append((sequence, Chunk(context.slot, context.computed, count)))
+        # A piece cut to one token decodes like any other.
+        work = decodes + pieces
+        work.sort(key=lambda item: (item[1].count > 1, item[1].slot))
+        return work
+
+    def _advance(self, work: list[tuple[Sequence, Chunk]], started: float) -> list[Completion]:
+        tokens: list[int] = []
+        ready: list[Sequence] = []
+        rows: list[int] = []
+        again = 0
+        for sequence, chunk in work:
+            context = sequence.context
+            tokens += context.tokens[chunk.start : chunk.end]
+            again += self._count(sequence, chunk)
+            if sequence.remaining == 0:
+                ready.append(sequence)
+                rows.append(len(tokens) - 1)
+        inputs = Inputs.of([chunk for _, chunk in work], tokens, rows, self._cache.token_bytes)
+        logits = forward(self._weights, self._cache, self._rope, inputs)
+        completions = self._sample(ready, logits) if ready else []
+        self._stats.steps += 1
+        self._stats.recomputed_tokens += again
+        self._stats.recompute_seconds += (time.perf_counter() - started) * again / len(tokens)
+        return completions
+
+    def _count(self, sequence: Sequence, chunk: Chunk) -> int:
+        """Note the chunk as computed; returns the tokens in it that are computed again."""
+        again = sequence.context.advance(chunk.count)
+        prompt = len(sequence.request.tokens)
+        self._stats.prefilled_tokens += max(0, min(chunk.end, prompt) - chunk.start - again)
+        return again
+
+    def _sample(self, ready: list[Sequence], logits: torch.Tensor) -> list[Completion]:
+        samplings = [s.request.sampling for s in ready]
+        draws = draw(logits, samplings, [s.request.seed for s in ready], [len(s.answer) for s in ready])
+        self._stats.sampled_tokens += len(ready)
+        return [c for c in map(self._take, ready, range(len(ready)), [draws] * len(ready)) if c is not None]
+
+    def _take(self, sequence: Sequence, row: int, draws: Draws) -> Completion | None:
+        sequence.append(draws.tokens[row], draws.behaviour[row], draws.raw[row], self._stats.version)
+        room = self.max_context - len(sequence.context.tokens)
+        finish = finish_of(sequence.answer, sequence.request.sampling, room, self.tokenizer)
+        if finish is None:
+            return None
+        del self._running[sequence.request.id]
+        return self._complete(sequence, finish)
+
+    def _complete(self, sequence: Sequence, finish: Finish) -> Completion:
+        self._table.rest(sequence.context)
+        text = text_of(sequence.answer, sequence.request.sampling, self.tokenizer)
+        return Completion(sequence.request.id, sequence.spans, finish, text)

@@ -1,0 +1,99 @@
+"""Drawing tokens, reproducibly and for a whole batch at once.
+
+The token at place i of a request is a function of (its seed, i, its logits) and of nothing else: a hash of
+(seed, i) gives one uniform number, and the token is where the cumulative distribution passes it. What else is in
+the batch, and what was drawn before, cannot matter.
+
+Two log-probs are kept. `raw` is the policy's own. `behaviour` belongs to the distribution that was really drawn from,
+after temperature, top-k and top-p, in that order; a greedy draw comes from a point mass, so its log-prob is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rollweave.engines.protocol import Sampling
+
+NUCLEUS_GUESS = 512
+"""Top-p first looks at this many candidates; only a row whose nucleus is larger is sorted as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """One entry per row of logits."""
+
+    tokens: list[int]
+    behaviour: list[float]
+    raw: list[float]
+
+
+def draw(logits: torch.Tensor, samplings: Sequence[Sampling], seeds: Sequence[int], places: Sequence[int]) -> Draws:
+    """Draw one token per row of `logits` [rows, vocabulary]."""
+    raw = logits - logits.logsumexp(1, keepdim=True)
+    greedy = torch.tensor([s.temperature == 0.0 for s in samplings])
+    if bool(greedy.all()):
+        tokens = raw.argmax(1, keepdim=True)
+        behaviour = torch.zeros(len(samplings), 1)
+    else:
+        weights = _weights(raw, samplings)
+        cumulative = weights.cumsum(1)
+        tokens = _invert(cumulative, uniforms(seeds, places))
+        behaviour = (weights.gather(1, tokens) / cumulative[:, -1:]).log_()
+        if bool(greedy.any()):
+            tokens[greedy] = raw[greedy].argmax(1, keepdim=True)
+            behaviour[greedy] = 0.0
+    return Draws(tokens[:, 0].tolist(), behaviour[:, 0].tolist(), raw.gather(1, tokens)[:, 0].tolist())
+
+
+def _weights(raw: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """Unnormalised probabilities after temperature, top-k and top-p."""
+    temperatures = [s.temperature or 1.0 for s in samplings]
+    if any(t != 1.0 for t in temperatures):
+        scaled = raw / torch.tensor(temperatures)[:, None]
+        weights = (scaled - scaled.amax(1, keepdim=True)).exp_()
+    else:
+        weights = raw.exp()
+    for row, s in enumerate(samplings):
+        if s.temperature and 0 < s.top_k < weights.shape[1]:
+            floor = weights[row].topk(s.top_k).values[-1]
+            weights[row].masked_fill_(weights[row] < floor, 0.0)
+        if s.temperature and s.top_p < 1.0:
+            weights[row].masked_fill_(weights[row] < _nucleus_floor(weights[row], s.top_p), 0.0)
+    return weights
+
+
+def _nucleus_floor(weights: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The smallest weight in the smallest set of most likely tokens that holds at least `top_p` of the mass."""
+    wanted = top_p * weights.sum()
+    largest = weights.topk(min(NUCLEUS_GUESS, len(weights))).values
+    if largest.sum() < wanted:
+        largest = weights.sort(descending=True).values
+    before = largest.cumsum(0) - largest
+    return largest[before < wanted][-1]
+
+
+def _invert(cumulative: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The first token whose cumulative weight exceeds uniform * total; tokens of weight 0 never are."""
+    return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+
+
+def uniforms(seeds: Sequence[int], places: Sequence[int]) -> torch.Tensor:
+    """A number in [0, 1) per (seed, place), by splitmix64.
+
+    23 bits, so that the float32 product with a total stays below that total.
+    """
+    with np.errstate(over="ignore"):
+        state = _mix(np.array([seed & 0xFFFF_FFFF_FFFF_FFFF for seed in seeds], dtype=np.uint64))
+        state = _mix(state + np.array(places, dtype=np.uint64))
+    return torch.from_numpy((state >> np.uint64(41)).astype(np.float32) * np.float32(2.0**-23))
+
+
+def _mix(state: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    state = state + np.uint64(0x9E37_79B9_7F4A_7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    return state ^ (state >> np.uint64(31))
