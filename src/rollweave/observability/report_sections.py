@@ -47,8 +47,7 @@ def tiles(run: Run) -> str:
     share = wasted / summary.tokens_generated if summary.tokens_generated else None
     total = run.setting("training", "steps")
     made = [
-        _tile("Held-out reward", number(summary.eval_final), _held_out(run)),
-        _tile("Training reward", number(summary.reward), "mean of the last batch"),
+        _reward_tile(run),
         _tile(
             "Steps", str(summary.steps), f"of {total}" if total else f"{number(summary.tokens_trained)} tokens trained"
         ),
@@ -66,11 +65,12 @@ def tiles(run: Run) -> str:
     return f'<div class="tiles">{"".join(made)}</div>'
 
 
-def _held_out(run: Run) -> str:
+def _reward_tile(run: Run) -> str:
     summary = run.summary
-    if summary.eval_first is None:
-        return "not evaluated yet"
-    return f"from {number(summary.eval_first)}; best {number(summary.eval_best)} at version {summary.eval_best_version}"
+    if summary.eval_final is None:
+        return _tile("Training reward", number(summary.reward), "last batch; not evaluated yet")
+    more = f"from {number(summary.eval_first)}; best {number(summary.eval_best)} at version {summary.eval_best_version}"
+    return _tile("Held-out reward", number(summary.eval_final), more)
 
 
 def _tile(label: str, value: str, more: str) -> str:
@@ -124,11 +124,15 @@ def waits(run: Run) -> str:
     )
     more = f" (the first {WAITS_SHOWN} of {len(slow)})" if len(slow) > WAITS_SHOWN else ""
     head = '<tr><th class="n">at</th><th>what</th></tr>'
-    return f'<h2>Slow waits{more}</h2><div class="card"><table>{head}{rows}</table></div>'
+    return f'<h2>Slow waits{more}</h2><div class="card"><table class="waits">{head}{rows}</table></div>'
 
 
 def _inputs(data: Any) -> str:
-    return " · ".join(f"{key} {value}" for key, value in data.items()) if isinstance(data, Mapping) else ""
+    return (
+        " · ".join(f"{key.replace('_', ' ')} {value}" for key, value in data.items())
+        if isinstance(data, Mapping)
+        else ""
+    )
 
 
 def chosen(transcripts: Sequence[Row]) -> list[tuple[str, Row]]:

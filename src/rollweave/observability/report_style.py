@@ -17,7 +17,7 @@ svg.chart{font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 .line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
 .faint{stroke-width:1;opacity:.35}
 .dot{stroke:var(--surface);stroke-width:2}
-.target{stroke:var(--muted);stroke-dasharray:4 4}
+.rule{stroke:var(--muted);stroke-dasharray:4 4}
 """
 
 PAGE_CSS = """
@@ -41,13 +41,13 @@ border-radius:0 8px 8px 0}
 .tile .more{color:var(--muted);font-size:12.5px}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr));gap:16px}
 .thirds{grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr));margin-top:16px}
-.card{margin:0;padding:14px 16px 8px;min-width:0}
+.card{display:flex;flex-direction:column;margin:0;padding:14px 16px 8px;min-width:0}
 .card.wide{margin-bottom:16px}
 figcaption{display:flex;flex-wrap:wrap;gap:2px 10px;align-items:baseline;margin-bottom:6px}
-.hint{color:var(--muted);font-size:13px}
+.hint{color:var(--muted);font-size:13px;font-weight:400}
 .legend{margin-left:auto;display:flex;flex-wrap:wrap;gap:0 14px;font-size:13px;color:var(--muted)}
 .legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
-svg.chart{width:100%;height:auto;display:block;touch-action:pan-y}
+svg.chart{width:100%;height:auto;display:block;margin-top:auto;touch-action:pan-y}
 .empty{color:var(--muted);text-align:center;padding:48px 0}
 #tip{position:fixed;pointer-events:none;background:var(--surface);border:1px solid var(--line);border-radius:8px;
 padding:6px 10px;font-size:13px;box-shadow:0 4px 16px #0003;display:none;z-index:9;font-variant-numeric:tabular-nums}
@@ -60,11 +60,13 @@ th{text-align:left;font-weight:500;color:var(--muted);font-size:13px}
 td,th{padding:5px 8px 5px 0;border-bottom:1px solid var(--line)}
 tr:last-child td{border-bottom:0}
 td.n,th.n{text-align:right}
+.waits td.n,.waits th.n{width:1%;white-space:nowrap;padding-right:16px}
 td.bar{width:40%}
 td.bar i{display:block;height:8px;border-radius:4px;background:var(--s1);min-width:2px}
 details{background:var(--surface);border:1px solid var(--line);border-radius:10px;margin-bottom:10px}
 summary{cursor:pointer;padding:10px 16px;display:flex;flex-wrap:wrap;gap:2px 14px;align-items:baseline}
 summary::before{content:"▸";color:var(--muted)}
+summary::-webkit-details-marker{display:none}
 details[open]>summary::before{content:"▾"}
 .turn{display:grid;grid-template-columns:64px minmax(0,1fr);gap:4px 12px;padding:10px 16px;
 border-top:1px solid var(--line)}

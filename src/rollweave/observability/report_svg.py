@@ -6,18 +6,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from statistics import fmean
 
 from rollweave.observability.text import number
 
 Point = tuple[float, float]
 Format = Callable[[float], str]
 
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 26
+LEFT, RIGHT, TOP, BOTTOM = 46, 14, 18, 26
 MOST_POINTS = 400
-"""More than this cannot be told apart at the width of a page; neighbours are averaged."""
+"""More than this cannot be told apart at the width of a page; neighbours are put together."""
+MOST_BARS = 120
+MOST_DOTS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,11 @@ class Series:
     dots: bool = False
     faint: bool = False
     """Drawn thin and pale, and left out of the legend: raw data behind a smoothed line."""
+    peak: bool = False
+    """Where neighbours are put together their maximum counts, not their mean: a bound is kept or not."""
+
+    def thinned(self, most: int) -> Series:
+        return replace(self, points=thin(self.points, most, max if self.peak else fmean))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +65,26 @@ def line_chart(
     height: int = 200,
     y_range: tuple[float | None, float | None] = (None, None),
     fmt: Format = number,
-    target: float | None = None,
+    rule: tuple[float, str] | None = None,
 ) -> str:
-    """Lines over steps; empty text if there is nothing to draw."""
-    series = [Series(s.name, thin(s.points), s.colour, s.dots, s.faint) for s in series if s.points]
+    """Lines over steps, and a dashed rule with a name; empty text if there is nothing to draw."""
+    series = [one.thinned(MOST_POINTS) for one in series if one.points]
     if not series:
         return ""
-    frame = _frame(series, width, height, y_range, [] if target is None else [target])
+    frame = _frame(series, width, height, y_range, [] if rule is None else [rule[0]])
     parts = [_axes(frame, fmt)]
-    if target is not None:
-        y = frame.py(target)
-        parts.append(f'<line class="target" x1="{LEFT}" x2="{width - RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text class="tick" x="{width - RIGHT}" y="{y - 5}" text-anchor="end">target {target:g}</text>')
+    if rule is not None:
+        y = frame.py(rule[0])
+        parts.append(f'<line class="rule" x1="{LEFT}" x2="{width - RIGHT}" y1="{y}" y2="{y}"/>')
+        # On the left, where a curve that is to climb has not arrived yet.
+        parts.append(f'<text class="tick" x="{LEFT + 4}" y="{y - 5}">{escape(rule[1])}</text>')
     parts += [_line(frame, one) for one in series]
     return _svg(frame, parts, [s for s in series if not s.faint], fmt)
 
 
 def stacked_bars(layers: Sequence[Series], width: int = 560, height: int = 200, fmt: Format = number) -> str:
     """One bar per step, its layers on top of each other. All layers share their steps."""
-    layers = [Series(s.name, thin(s.points, 120), s.colour) for s in layers if s.points]
+    layers = [layer.thinned(MOST_BARS) for layer in layers if layer.points]
     if not layers:
         return ""
     steps = [x for x, _ in layers[0].points]
@@ -96,23 +106,20 @@ def stacked_bars(layers: Sequence[Series], width: int = 560, height: int = 200, 
     return _svg(frame, parts, layers, fmt)
 
 
-def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most that many points: runs of neighbours become their mean."""
+def thin(points: Sequence[Point], most: int, together: Callable[[Sequence[float]], float] = fmean) -> list[Point]:
+    """At most that many points: runs of neighbours become one."""
     size = math.ceil(len(points) / most)
     if size <= 1:
         return list(points)
     runs = [points[i : i + size] for i in range(0, len(points), size)]
-    return [(run[0][0], sum(y for _, y in run) / len(run)) for run in runs]
+    return [(run[0][0], together([y for _, y in run])) for run in runs]
 
 
-def smooth(points: Sequence[Point], keep: float = 0.8) -> list[Point]:
-    """Exponential moving average, corrected for its start."""
-    made: list[Point] = []
-    mean, weight = 0.0, 0.0
-    for x, y in points:
-        mean, weight = keep * mean + (1 - keep) * y, keep * weight + (1 - keep)
-        made.append((x, mean / weight))
-    return made
+def smooth(points: Sequence[Point]) -> list[Point]:
+    """Mean over a window around each point: a trailing average would show learning later than it happened."""
+    reach = math.ceil(len(points) / 40) if len(points) > 8 else 0
+    windows = (points[max(0, i - reach) : i + reach + 1] for i in range(len(points)))
+    return [(x, fmean(y for _, y in near)) for (x, _), near in zip(points, windows, strict=True)]
 
 
 def legend(series: Sequence[Series]) -> str:
@@ -152,7 +159,9 @@ def _axes(frame: Frame, fmt: Format) -> str:
         if not TOP - 1 <= py <= frame.height - BOTTOM + 1:
             continue
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{py}" y2="{py}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{py + 3.5}" text-anchor="end">{escape(fmt(y))}</text>')
+        parts.append(
+            f'<text class="tick" x="{LEFT - 8}" y="{py + 3.5}" text-anchor="end">{escape(_short(fmt(y)))}</text>'
+        )
     for x in _nice_ticks(*frame.x, count=6 if frame.width < 700 else 10):
         if x == int(x) and frame.x[0] <= x <= frame.x[1]:
             y = frame.height - 8
@@ -160,12 +169,17 @@ def _axes(frame: Frame, fmt: Format) -> str:
     return "".join(parts)
 
 
+def _short(label: str) -> str:
+    """0.750 as 0.75 and 2.0 s as 2 s: trailing zeros only help where numbers stand below each other."""
+    return re.sub(r"\.0+(?!\d)", "", re.sub(r"(\.\d*?[1-9])0+(?!\d)", r"\1", label))
+
+
 def _line(frame: Frame, series: Series) -> str:
     places = [(frame.px(x), frame.py(y)) for x, y in series.points]
     path = " ".join(f"{x},{y}" for x, y in places)
     faint = " faint" if series.faint else ""
     drawn = f'<polyline class="line{faint}" stroke="var(--{series.colour})" points="{path}"/>'
-    if series.dots or (len(places) == 1 and not series.faint):
+    if (series.dots and len(places) <= MOST_DOTS) or (len(places) == 1 and not series.faint):
         dots = (f'<circle class="dot" cx="{x}" cy="{y}" r="4" fill="var(--{series.colour})"/>' for x, y in places)
         drawn += "".join(dots)
     return drawn

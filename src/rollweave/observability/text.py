@@ -12,7 +12,7 @@ ASCII_BLOCKS = "_.-=+*%#"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Short enough for a column: 0.412, 41.2, 4.12k, 1.3M."""
+    """Short enough for a column: 0.412, 41.2, 4.12k, 1.3M, 2.1e-6."""
     if value is None or not math.isfinite(value):
         return "-"
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -26,7 +26,10 @@ def _significant(value: float, digits: int) -> str:
         return str(int(value))
     whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
     text = f"{value:.{max(0, digits - whole)}f}"
-    return f"{value:.1e}" if float(text) == 0.0 else text
+    if abs(value) >= 10.0 ** (1 - digits):
+        return text
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
 
 
 def percent(share: float | None) -> str:
