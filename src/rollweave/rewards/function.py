@@ -61,7 +61,7 @@ class NamedReward:
 
 
 class Scorer:
-    """Fills in `trajectory.rewards` by name, weighted; `trajectory.info["reward_parts"]` keeps what functions broke out."""
+    """Fills in `trajectory.rewards` by name, weighted; parts that functions name go to `info["reward_parts"]`."""
 
     def __init__(self, rewards: Sequence[RewardConfig], base: Path) -> None:
         self.rewards = [NamedReward.load(config, base) for config in rewards]

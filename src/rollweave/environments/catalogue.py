@@ -1,0 +1,110 @@
+"""Environments by name, for the command line: what there is, and how to get from words to one of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rollweave.config import schema
+from rollweave.config.document import Document
+from rollweave.config.environments import PythonEnvironmentConfig, SingleEnvironment
+from rollweave.config.job import RewardConfig
+from rollweave.config.overrides import apply_overrides
+from rollweave.config.problems import explain
+from rollweave.environments.check import Check, Report, text_of
+from rollweave.environments.isolation import EnvironmentPool
+from rollweave.environments.registry import SHIPPED, EnvironmentFactory, source
+from rollweave.errors import ConfigError
+from rollweave.rewards.function import Scorer
+from rollweave.seeds import derive
+from rollweave.targets import nearest
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """The shipped environments with their options, as the job file knows them."""
+    return [
+        {
+            "name": schema.tag(config),
+            "about": (config.__doc__ or "").strip(),
+            "options": [
+                {
+                    "name": name,
+                    "default": "required"
+                    if field.is_required()
+                    else json.dumps(field.get_default(call_default_factory=True)),
+                    "about": (field.description or "").replace("\n", " "),
+                }
+                for name, field in config.model_fields.items()
+                if name != "type"
+            ],
+        }
+        for config in SHIPPED
+    ]
+
+
+def configure(target: str, options: Sequence[str], base: Path) -> SingleEnvironment:
+    """The configuration of a shipped environment's name, or of `file.py:Class`, with `key=value` options."""
+    if ":" in target:
+        data: dict[str, Any] = {"type": "python", "target": target}
+        kind: type[SingleEnvironment] = PythonEnvironmentConfig
+        options = [option if option.startswith("levels=") else f"arguments.{option}" for option in options]
+    else:
+        kinds = {schema.tag(config): config for config in SHIPPED}
+        if target not in kinds:
+            fix = f"{nearest(target, kinds)}; your own is named like my_env.py:MyEnvironment"
+            raise ConfigError(f"no environment is called {target!r}{fix}")
+        data, kind = {"type": target}, kinds[target]
+    document = Document(target, data)
+    apply_overrides(document, options, kind)
+    try:
+        return kind.model_validate_json(json.dumps(document.data), context={"base": base})
+    except ValidationError as error:
+        raise explain(error, document, kind) from None
+
+
+async def check_target(
+    target: str, options: Sequence[str], base: Path, rewards: Sequence[str], *, seed: int = 0, **limits: Any
+) -> Report:
+    """Check the environment a person named. `limits`: `episodes`, `max_turns`, `deadline`."""
+    config = configure(target, options, base)
+    scorer = Scorer([RewardConfig(function=reward) for reward in rewards], base)
+    pool = EnvironmentPool(EnvironmentFactory.from_config(config, base), per_process=1)
+    try:
+        return await Check(pool, source(config, seed, base), scorer, seed=seed, **limits).run()
+    finally:
+        await pool.close()
+
+
+async def play_target(
+    target: str,
+    options: Sequence[str],
+    base: Path,
+    seed: int,
+    max_turns: int,
+    ask: Callable[[], str] | None,
+    show: Callable[[str], None],
+) -> None:
+    """One episode: `ask` gives the actions (None: the environment's own script), `show` prints."""
+    config = configure(target, options, base)
+    task = source(config, seed, base).task(0)
+    environment = EnvironmentFactory.from_config(config, base)(task)
+    total, turn = 0.0, 0
+    observation = await environment.reset(task.seed, task.data)
+    show(text_of(observation))
+    for turn in range(1, max_turns + 1):
+        if ask is None:
+            action = await environment.scripted_action(derive(seed, "play", turn))
+            show(f"> {action}")
+        else:
+            action = ask()
+        result = await environment.step(action)
+        total += result.reward
+        show(text_of(result.observation))
+        if result.done or result.truncated:
+            break
+    await environment.close()
+    show(f"{turn} turns, reward {total:g}")

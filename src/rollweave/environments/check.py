@@ -1,0 +1,205 @@
+"""Plays an environment before a run does: is it sound, how long are its episodes, is there anything to learn?
+
+Two players: *random* answers with arbitrary text, garbage included; *scripted* with the environment's own
+random legal actions, if it offers them. The environment lives in a process of its own, so that one that hangs
+or crashes is a finding and not the end of the check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from rollweave.environments.protocol import MakeEnvironment, Observation, ScriptedEnvironment
+from rollweave.errors import ConfigError, EnvironmentFailed, RollweaveError
+from rollweave.rewards.function import Scorer
+from rollweave.seeds import derive, generator
+from rollweave.tasks import TaskSource
+from rollweave.trajectory import Outcome, Trajectory
+
+T = TypeVar("T")
+
+SEARCH = 50
+"""How many times more episodes are played when all rewards were equal: a rare reward is no constant one."""
+
+
+@dataclass(slots=True)
+class Played:
+    """One episode as the check saw it."""
+
+    player: str
+    trajectory: Trajectory
+    observations: list[int] = field(default_factory=list)
+    """Characters of each observation."""
+    reset_seconds: float = 0.0
+    step_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def reward(self) -> float:
+        return self.trajectory.reward
+
+
+@dataclass(slots=True)
+class Report:
+    played: list[Played] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Why the environment is refused, each with its fix."""
+    notes: list[str] = field(default_factory=list)
+
+    def of(self, player: str) -> list[Played]:
+        return [episode for episode in self.played if episode.player == player]
+
+
+@dataclass(slots=True)
+class Check:
+    """What to play, and for how long."""
+
+    make: MakeEnvironment
+    source: TaskSource
+    scorer: Scorer
+    episodes: int = 20
+    max_turns: int = 200
+    deadline: float = 30.0
+    seed: int = 0
+    report: Report = field(default_factory=Report)
+
+    async def run(self) -> Report:
+        try:
+            await self._play_all()
+        except RollweaveError as error:
+            self.report.problems.append(str(error))
+        else:
+            self._judge_ends()
+            self._judge_rewards()
+        return self.report
+
+    async def _play_all(self) -> None:
+        await self._warm_up()
+        for number in range(self.episodes):
+            await self._play("random", number)
+        player = "scripted"
+        try:
+            for number in range(self.episodes):
+                await self._play("scripted", number)
+        except ConfigError as error:
+            player = "random"
+            self.report.notes.append(str(error))
+        for number in range(self.episodes, self.episodes * SEARCH):
+            if not self._all_equal() or not self._any_ended():
+                return
+            await self._play(player, number)
+
+    async def _warm_up(self) -> None:
+        """One reset nobody measures: it starts the process and imports what the environment needs."""
+        task = self.source.task(0)
+        environment = self.make(task)
+        try:
+            await self._reset(environment, task)
+        finally:
+            await environment.close()
+
+    async def _play(self, player: str, number: int) -> None:
+        task = self.source.task(number)
+        trajectory = Trajectory(f"{player}/{number}", number, 0, task)
+        played = Played(player, trajectory)
+        environment = self.make(task)
+        try:
+            await self._episode(environment, played)
+        finally:
+            await environment.close()
+        await self.scorer.score(trajectory)
+        self.report.played.append(played)
+
+    async def _episode(self, environment: ScriptedEnvironment, played: Played) -> None:
+        trajectory = played.trajectory
+        observation, played.reset_seconds = await self._reset(environment, trajectory.task)
+        trajectory.outcome = Outcome.TRUNCATED
+        for turn in range(self.max_turns):
+            played.observations.append(len(text_of(observation)))
+            action = await self._action(environment, played, observation, turn)
+            what = f"{trajectory.task.environment}.step({action!r})"
+            result, seconds = await self._in_time(environment.step(action), what)
+            played.step_seconds.append(seconds)
+            trajectory.observe([])
+            trajectory.answer([], action, "stop")
+            trajectory.turns[-1].reward = result.reward
+            observation = result.observation
+            if result.done or result.truncated:
+                trajectory.outcome = Outcome.FINISHED if result.done else Outcome.TRUNCATED
+                trajectory.info["ended"] = True
+                return
+
+    async def _action(self, environment: ScriptedEnvironment, played: Played, seen: Observation, turn: int) -> str:
+        if played.player == "scripted":
+            return await environment.scripted_action(derive(self.seed, played.trajectory.id, turn))
+        return arbitrary_action(generator(self.seed, played.trajectory.id, turn), seen)
+
+    async def _reset(self, environment: ScriptedEnvironment, task: Task) -> tuple[Observation, float]:
+        return await self._in_time(environment.reset(task.seed, task.data), f"{task.environment}.reset({task.seed})")
+
+    async def _in_time(self, call: Awaitable[T], what: str) -> tuple[T, float]:
+        """What the call gives, and the seconds it took."""
+        started = time.perf_counter()
+        try:
+            value = await asyncio.wait_for(call, self.deadline)
+        except TimeoutError:
+            fix = "it must return or raise; in a run, such an environment is killed (rollout.isolation: process)"
+            raise EnvironmentFailed(f"{what} did not return within {self.deadline:g} s: {fix}") from None
+        return value, time.perf_counter() - started
+
+    def _all_equal(self) -> bool:
+        return len({episode.reward for episode in self.report.played}) == 1
+
+    def _any_ended(self) -> bool:
+        return any(episode.trajectory.info.get("ended") for episode in self.report.played)
+
+    def _judge_ends(self) -> None:
+        played = self.report.played
+        endless = [episode for episode in played if not episode.trajectory.info.get("ended")]
+        if len(endless) == len(played):
+            self.report.problems.append(
+                f"none of {len(played)} episodes ended within {self.max_turns} turns: return done=True from step when "
+                "the episode is over, or raise --max-turns if they are meant to be that long"
+            )
+        elif endless:
+            self.report.notes.append(
+                f"{len(endless)} of {len(played)} episodes did not end within {self.max_turns} turns: "
+                "training cuts them at rollout.max_turns"
+            )
+
+    def _judge_rewards(self) -> None:
+        played = self.report.played
+        if self._all_equal():
+            self.report.problems.append(
+                f"all {len(played)} episodes earned exactly {played[0].reward:g}: nothing can be learned from a "
+                "constant reward; return different rewards from step, or add a reward function (--reward file.py:function)"
+            )
+        elif len(played) > 2 * self.episodes:
+            self.report.notes.append(
+                f"rewards are rare: the first {len(played) - 1} episodes all earned {played[0].reward:g}; "
+                "learning from such an environment starts slowly"
+            )
+
+
+def text_of(observation: Observation) -> str:
+    """An observation as the text in it."""
+    if isinstance(observation, str):
+        return observation
+    return "\n".join(message["content"] for message in observation)
+
+
+def arbitrary_action(rng: random.Random, seen: Observation) -> str:
+    """Something a policy might say: a letter, a digit, a word it has just read, nothing, or garbage."""
+    words = text_of(seen).split() or ["?"]
+    choices = [
+        chr(rng.randrange(ord("A"), ord("Z") + 1)),
+        str(rng.randrange(10)),
+        rng.choice(words),
+        "",
+        "".join(chr(rng.randrange(33, 0x2FF)) for _ in range(rng.randrange(1, 40))),
+    ]
+    return rng.choice(choices)
