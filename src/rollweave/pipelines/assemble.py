@@ -1,0 +1,113 @@
+"""Puts a job's control plane together around whatever generates, trains and plays.
+
+The same assembly serves the inline runtime, Ray and the simulation: only the machinery differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollweave.clock import Clock
+from rollweave.config.job import Job
+from rollweave.engines.protocol import Engine, Sampling
+from rollweave.observability.events import Emitter
+from rollweave.pipelines.journal import Journal, OnRow, OnTrajectories
+from rollweave.pipelines.parts import Milestones, Parts
+from rollweave.pipelines.rollart import rollart
+from rollweave.pipelines.sync import sync
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.evaluation import Evaluator
+from rollweave.rollout.scheduler import RolloutPlan, RolloutScheduler
+from rollweave.rollout.staleness import StalenessBound
+from rollweave.tasks import Cursor, TaskSource
+from rollweave.training.protocol import Trainer
+from rollweave.weights.sync import WeightSync
+
+Pipeline = Callable[[Parts, int, int], Awaitable[None]]
+
+PIPELINES: dict[str, Pipeline] = {"sync": sync, "sync+": sync, "rollart": rollart}
+
+
+@dataclass(slots=True)
+class Machinery:
+    """What a runtime provides: things that generate and train, and a dispatcher with hosts attached."""
+
+    engines: Sequence[Engine]
+    trainer: Trainer
+    dispatcher: Dispatcher
+
+
+@dataclass(slots=True)
+class Listeners:
+    """Who hears of a run: events as they happen, rows and trajectories once a step."""
+
+    recorder: Emitter
+    on_row: Sequence[OnRow] = ()
+    on_trajectories: Sequence[OnTrajectories] = ()
+
+
+def assemble(
+    job: Job,
+    machinery: Machinery,
+    source: TaskSource,
+    stop_tokens: tuple[int, ...],
+    checkpoints: Path,
+    clock: Clock,
+    listeners: Listeners,
+) -> Parts:
+    sampling = training_sampling(job, stop_tokens)
+    recorder = listeners.recorder
+    scheduler = RolloutScheduler(
+        RolloutPlan(
+            group_size=job.rollout.group_size,
+            sampling=sampling,
+            max_retries=job.rollout.max_retries,
+            seed=job.seed,
+            get_batch_timeout=job.rollout.deadlines.get_batch,
+        ),
+        StalenessBound(job.alpha, job.rollout.groups_per_step),
+        Cursor(source),
+        machinery.dispatcher,
+        clock,
+        recorder,
+    )
+    journal = Journal(clock, scheduler, machinery.engines, listeners.on_row, listeners.on_trajectories)
+    return Parts(
+        scheduler=scheduler,
+        trainer=machinery.trainer,
+        weights=WeightSync(
+            machinery.trainer, machinery.engines, clock, recorder, timeout=job.rollout.deadlines.weight_sync
+        ),
+        journal=journal,
+        evaluator=_evaluator(job, machinery.dispatcher, source, stop_tokens, clock, recorder),
+        milestones=Milestones(job.evaluation.every, job.evaluation.target, job.checkpoint.every),
+        checkpoint_folder=lambda version: checkpoints / f"step-{version}",
+    )
+
+
+def _evaluator(
+    job: Job,
+    dispatcher: Dispatcher,
+    source: TaskSource,
+    stop_tokens: tuple[int, ...],
+    clock: Clock,
+    recorder: Emitter,
+) -> Evaluator | None:
+    tasks = source.held_out(job.evaluation.tasks) if job.evaluation.every else []
+    if not tasks:
+        return None
+    return Evaluator(tasks, greedy(job, stop_tokens), dispatcher, clock, recorder, job.rollout.max_retries)
+
+
+def training_sampling(job: Job, stop_tokens: tuple[int, ...]) -> Sampling:
+    config = job.rollout.sampling
+    return Sampling(
+        config.max_tokens, config.temperature, config.top_p, config.top_k, stop_tokens, stop_strings=config.stop
+    )
+
+
+def greedy(job: Job, stop_tokens: tuple[int, ...]) -> Sampling:
+    config = job.rollout.sampling
+    return Sampling(config.max_tokens, temperature=0.0, stop_tokens=stop_tokens, stop_strings=config.stop)

@@ -1,0 +1,29 @@
+"""`sync` and `sync+`: generation and training take turns.
+
+    generate |=================|         |=================|
+    train                      |========|                   |========|
+
+In `sync`, what most frameworks do today, the hosts also keep a barrier: all environments take each turn together.
+In `sync+` every episode runs at its own pace. The loop is the same.
+"""
+
+from __future__ import annotations
+
+from rollweave.pipelines.parts import Parts
+
+
+async def sync(parts: Parts, first: int, last: int) -> None:
+    for step in range(first, last):
+        with parts.phase("sync_exposed"):
+            await parts.weights.commit(step)
+        parts.scheduler.advance(step)  # at alpha = 0: admits exactly the groups of this step
+        with parts.phase("get_batch"):
+            batch = await parts.scheduler.get_batch(step)
+        parts.start_evaluation(step)  # the engines are idle while the trainer works
+        with parts.phase("train"):
+            metrics = await parts.trainer.train_step(batch)
+        with parts.phase("sync_exposed"):
+            await parts.weights.publish(step + 1)
+        if await parts.finish_step(batch, metrics):
+            break
+    await parts.finish_run()

@@ -1,0 +1,110 @@
+"""Evaluation beside training: greedy episodes on held-out tasks under one pinned version.
+
+They use the same hosts and engines, but stand outside staleness and the ledger. The version is pinned by
+holding back the next weight update until `result` has returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollweave.clock import Clock
+from rollweave.engines.protocol import Sampling
+from rollweave.errors import EnvironmentFailed
+from rollweave.observability.events import Emitter
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.messages import Lease, Report
+from rollweave.seeds import derive
+from rollweave.tasks import Task
+from rollweave.trajectory import Trajectory
+
+EVALUATION_GROUP = -1
+"""Evaluation episodes belong to no group."""
+
+
+@dataclass(slots=True)
+class Evaluation:
+    version: int
+    trajectories: list[Trajectory]
+    failed: int
+
+    @property
+    def reward(self) -> float:
+        return sum(t.reward for t in self.trajectories) / len(self.trajectories)
+
+    @property
+    def turns(self) -> float:
+        return sum(len(t.turns) for t in self.trajectories) / len(self.trajectories)
+
+
+class Evaluator:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        sampling: Sampling,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        recorder: Emitter,
+        max_retries: int,
+    ) -> None:
+        self.tasks = list(tasks)
+        self._sampling = sampling
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._recorder = recorder
+        self._max_retries = max_retries
+        self._done = asyncio.Event()
+        self._under_way = False
+        self._finished: list[Trajectory] = []
+        self._failed: list[Trajectory] = []
+        self._version = 0
+
+    def start(self, version: int) -> None:
+        """Begin to evaluate the version the engines have now."""
+        self._version = version
+        self._finished, self._failed = [], []
+        self._done.clear()
+        self._under_way = True
+        self._recorder.emit("eval.begin", version=version, tasks=len(self.tasks))
+        for index in reversed(range(len(self.tasks))):  # each goes to the head of the line
+            self._submit(index, attempt=0)
+
+    async def result(self) -> Evaluation | None:
+        """Wait for the evaluation under way; None if there is none."""
+        if not self._under_way:
+            return None
+        with self._clock.wait("weight update", f"evaluation of version {self._version}"):
+            await self._done.wait()
+        self._under_way = False
+        if not self._finished:
+            raise EnvironmentFailed(f"every evaluation episode failed; the last one: {self._failed[-1].cause}")
+        self._finished.sort(key=lambda t: t.member)
+        result = Evaluation(self._version, self._finished, len(self._failed))
+        self._recorder.emit("eval.end", version=self._version, reward=result.reward, failed=result.failed)
+        return result
+
+    def _submit(self, index: int, attempt: int) -> None:
+        lease = Lease(
+            id=f"eval.{self._version}.{index}.{attempt}",
+            group=EVALUATION_GROUP,
+            member=index,
+            attempt=attempt,
+            task=self.tasks[index],
+            seed=derive(self.tasks[index].seed, "evaluation"),
+            sampling=self._sampling,
+            version=self._version,
+        )
+        self._dispatcher.submit(lease, self._on_report, first=True)
+
+    def _on_report(self, lease: Lease, report: Report) -> None:
+        outcome = report.trajectory.outcome
+        if outcome is not None and outcome.trainable and not report.reward_failed:
+            self._finished.append(report.trajectory)
+        elif lease.attempt < self._max_retries:
+            self._submit(lease.member, lease.attempt + 1)
+        else:
+            self._failed.append(report.trajectory)
+        if len(self._finished) + len(self._failed) == len(self.tasks):
+            self._done.set()

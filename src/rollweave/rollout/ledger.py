@@ -1,0 +1,83 @@
+"""The two ledgers: where every task and every attempt ended, exactly once.
+
+A *task* is one admitted group. An *attempt* is one member's episode, and tokens are booked on attempts.
+Whatever was admitted is either open or has ended in exactly one of the states below; ending twice, or ending
+something that was never opened, is a bug and raises.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+
+class TaskEnd(StrEnum):
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    DROPPED_STALE = "dropped-stale"
+    FAILED = "failed"
+
+
+class AttemptEnd(StrEnum):
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    SURPLUS = "surplus"
+    STALE = "stale"
+    ABORTED = "aborted"
+    INFRA_FAILED = "infra-failed"
+    REWARD_FAILED = "reward-failed"
+
+
+class LedgerError(AssertionError):
+    """The books do not balance: a bug in Rollweave, never in a job."""
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.open_tasks: set[int] = set()
+        self.open_attempts: set[str] = set()
+        self.tasks: Counter[TaskEnd] = Counter()
+        self.attempts: Counter[AttemptEnd] = Counter()
+        self.tokens: Counter[AttemptEnd] = Counter()
+        self.admitted = 0
+        self.issued = 0
+
+    def admit(self, group: int) -> None:
+        if group in self.open_tasks:
+            raise LedgerError(f"group {group} was admitted twice")
+        self.open_tasks.add(group)
+        self.admitted += 1
+
+    def issue(self, attempt: str) -> None:
+        if attempt in self.open_attempts:
+            raise LedgerError(f"attempt {attempt} was issued twice")
+        self.open_attempts.add(attempt)
+        self.issued += 1
+
+    def end_task(self, group: int, end: TaskEnd) -> None:
+        if group not in self.open_tasks:
+            raise LedgerError(f"group {group} ended as {end}, but is not open")
+        self.open_tasks.remove(group)
+        self.tasks[end] += 1
+
+    def end_attempt(self, attempt: str, end: AttemptEnd, tokens: int) -> None:
+        if attempt not in self.open_attempts:
+            raise LedgerError(f"attempt {attempt} ended as {end}, but is not open")
+        self.open_attempts.remove(attempt)
+        self.attempts[end] += 1
+        self.tokens[end] += tokens
+
+    def check(self) -> None:
+        """Counts add up to what was admitted and issued."""
+        if sum(self.tasks.values()) + len(self.open_tasks) != self.admitted:
+            raise LedgerError(f"{self.admitted} tasks admitted, but {self.summary()}")
+        if sum(self.attempts.values()) + len(self.open_attempts) != self.issued:
+            raise LedgerError(f"{self.issued} attempts issued, but {self.summary()}")
+
+    def summary(self) -> dict[str, dict[str, int]]:
+        """Every state, also those with a count of zero."""
+        return {
+            "tasks": {**{end.value: self.tasks[end] for end in TaskEnd}, "open": len(self.open_tasks)},
+            "attempts": {**{end.value: self.attempts[end] for end in AttemptEnd}, "open": len(self.open_attempts)},
+            "tokens": {end.value: self.tokens[end] for end in AttemptEnd},
+        }

@@ -1,0 +1,95 @@
+"""Messages between driver and hosts: at least once on the way, exactly once at the other end.
+
+Each side keeps what it said until the other side confirms it, and says it again after `retry_seconds`; each
+side remembers what it has heard, so a repetition changes nothing. Everything said within one tick of the loop
+travels as one packet. How packets travel (and get lost) is the transport's business: within one process it is
+the other end's `receive`, `simulation.transport` delays, drops, duplicates and reorders, `cluster.ray` crosses
+process borders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+
+RETRY_SECONDS = 5.0
+"""Long against any transport's round trip, short against an episode."""
+
+REMEMBERED = 100_000
+"""Ids an end remembers having heard; a repetition cannot be older than that many messages."""
+
+
+@dataclass(slots=True)
+class Packet(Generic[Out]):
+    messages: dict[str, Out] = field(default_factory=dict)
+    confirmed: list[str] = field(default_factory=list)
+
+
+class Transport(Protocol):
+    def __call__(self, packet: Packet[Out], /) -> None:
+        """Take a packet to the other end, some time, perhaps."""
+        ...
+
+
+class Endpoint(Generic[Out, In]):
+    """One end of a link: says `Out`, hears `In`."""
+
+    def __init__(self, transport: Transport, hear: Callable[[In], None], retry_seconds: float = RETRY_SECONDS) -> None:
+        self._transport = transport
+        self._hear = hear
+        self._retry_seconds = retry_seconds
+        self._unconfirmed: dict[str, Out] = {}
+        self._next: Packet[Out] = Packet()
+        self._flush_scheduled = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._heard: dict[str, None] = {}
+
+    def say(self, id: str, message: Out) -> None:
+        self._unconfirmed[id] = message
+        self._next.messages[id] = message
+        self._schedule_flush()
+
+    def receive(self, packet: Packet[In]) -> None:
+        for id in packet.confirmed:
+            self._unconfirmed.pop(id, None)
+        if not self._unconfirmed and self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        for id, message in packet.messages.items():
+            self._next.confirmed.append(id)
+            if id not in self._heard:
+                self._remember(id)
+                self._hear(message)
+        if packet.messages:
+            self._schedule_flush()
+
+    def close(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+
+    def _remember(self, id: str) -> None:
+        self._heard[id] = None
+        if len(self._heard) > REMEMBERED:
+            del self._heard[next(iter(self._heard))]
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        packet, self._next = self._next, Packet()
+        self._transport(packet)
+        if self._unconfirmed and self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(self._retry_seconds, self._repeat)
+
+    def _repeat(self) -> None:
+        self._retry = None
+        self._next.messages.update(self._unconfirmed)
+        self._schedule_flush()

@@ -1,0 +1,79 @@
+"""A modelled environment: drawn turn counts and latencies, injected failures and hangs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from rollweave.clock import Clock
+from rollweave.environments.protocol import Observation, StepResult
+from rollweave.errors import EnvironmentFailed
+from rollweave.seeds import generator
+from rollweave.simulation.durations import NO_TIME, Duration
+from rollweave.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentModel:
+    turns: Callable[[Random], int]
+    reset_seconds: Duration = NO_TIME
+    step_seconds: Duration = NO_TIME
+    failure_rate: float = 0.0
+    """Chance that a call raises."""
+    hang_rate: float = 0.0
+    """Chance that a call never returns."""
+
+
+class SimulatedEnvironment:
+    """Each instance draws its own faults: a retry with a fresh one may succeed where the first failed."""
+
+    def __init__(self, model: EnvironmentModel, clock: Clock, instance_seed: int) -> None:
+        self._model = model
+        self._clock = clock
+        self._faults = generator(instance_seed, "faults")
+
+    async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
+        self._episode = generator(seed, "episode")
+        self._turns_left = max(1, self._model.turns(self._episode))
+        await self._take(self._model.reset_seconds)
+        return "observation"
+
+    async def step(self, action: str) -> StepResult:
+        await self._take(self._model.step_seconds)
+        self._turns_left -= 1
+        done = self._turns_left == 0
+        return StepResult("observation", reward=float(done and self._faults.random() < 0.5), done=done)
+
+    async def close(self) -> None:
+        pass
+
+    async def _take(self, seconds: Duration) -> None:
+        draw = self._faults.random()
+        if draw < self._model.hang_rate:
+            await asyncio.get_running_loop().create_future()
+        await self._clock.sleep(seconds(self._faults))
+        if draw < self._model.hang_rate + self._model.failure_rate:
+            raise EnvironmentFailed("injected failure")
+
+
+class ByteDialogue:
+    """Renders observations as bytes: enough for engines that do not read them."""
+
+    def open(self, observation: Observation) -> list[int]:
+        return list(str(observation).encode())
+
+    def reply(self, observation: Observation, answered_end: bool) -> list[int]:
+        return self.open(observation)
+
+    def ended(self, answer: Sequence[int]) -> bool:
+        return True
+
+
+class StepRewards:
+    """Scores a trajectory by the sum of its step rewards."""
+
+    async def score(self, trajectory: Trajectory) -> None:
+        trajectory.rewards = {"environment": sum(turn.reward for turn in trajectory.turns)}

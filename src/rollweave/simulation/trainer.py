@@ -1,0 +1,38 @@
+"""A modelled trainer: refuses what a real one refuses, takes a modelled time, learns nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollweave.clock import Clock
+from rollweave.seeds import generator
+from rollweave.simulation.durations import Duration
+from rollweave.simulation.engine import simulated_checksum
+from rollweave.training.protocol import Metrics
+from rollweave.trajectory import Batch
+
+
+class SimulatedTrainer:
+    def __init__(self, clock: Clock, step_seconds: Duration, seed: int) -> None:
+        self._clock = clock
+        self._step_seconds = step_seconds
+        self._seed = seed
+        self.batches: list[Batch] = []
+
+    async def train_step(self, batch: Batch) -> Metrics:
+        batch.check()
+        await self._clock.sleep(self._step_seconds(generator(self._seed, "train", batch.step)))
+        self.batches.append(batch)
+        return {"tokens/trained": float(batch.sampled_tokens)}
+
+    async def publish(self, version: int) -> str:
+        return simulated_checksum(version)
+
+    async def save(self, folder: Path) -> None:
+        pass
+
+    async def load(self, folder: Path) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
