@@ -1,0 +1,74 @@
+"""What a train step says about itself: its losses, how off-policy its data were, whether engine and trainer agree."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rollweave.training.losses import TokenLoss
+from rollweave.training.packing import MicroBatch
+from rollweave.training.protocol import Metrics
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """Collects what the passes and updates of one train step saw."""
+
+    passes: list[tuple[MicroBatch, TokenLoss, Tensor]] = field(default_factory=list)
+    """Micro-batch, its per-token losses (detached) and the trainer's log-probs before the step."""
+    norms: list[float] = field(default_factory=list)
+    updates: int = 0
+    skipped: int = 0
+
+    def metrics(self, version: int) -> Metrics:
+        weight, behaviour, versions = (self._flat(name) for name in ("weight", "behaviour", "versions"))
+        policy, kl, entropy = (self._losses(name) for name in ("policy", "kl", "entropy"))
+        ratio, clipped = self._losses("ratio"), self._losses("clipped")
+        before = torch.cat([before for _, _, before in self.passes])
+        found = {
+            "loss/policy": float((weight * policy).sum()) / self.updates,
+            "loss/kl": float((weight * kl).sum() / weight.sum()),
+            "loss/entropy": float((weight * entropy).sum() / weight.sum()),
+            "grad/norm": sum(self.norms) / max(1, len(self.norms)),
+            "grad/skipped": float(self.skipped),
+            **off_policy(before, behaviour),
+            "offpolicy/clip_fraction": float(clipped.float().mean()),
+            "offpolicy/uncorrected": float(bool((versions < version).any()) and bool((ratio == 1.0).all())),
+            "mismatch/logprob_gap": logprob_gap(before, behaviour, versions, version),
+        }
+        # A skipped update has infinities in its losses; a metrics file must stay readable. `grad/skipped` tells.
+        return {name: value if math.isfinite(value) else 0.0 for name, value in found.items()}
+
+    def _flat(self, name: str) -> Tensor:
+        return torch.cat([getattr(micro, name) for micro, _, _ in self.passes])
+
+    def _losses(self, name: str) -> Tensor:
+        return torch.cat([getattr(loss, name) for _, loss, _ in self.passes])
+
+
+def off_policy(before: Tensor, behaviour: Tensor) -> Metrics:
+    """How the policy about to be trained differs from the one that drew the tokens.
+
+    `ess` is the effective sample size as a share: 1 when on-policy, towards 0 when a few tokens carry all weight.
+    """
+    ratio = torch.exp((before - behaviour).double())
+    middle, high = torch.quantile(ratio, torch.tensor([0.5, 0.99], dtype=torch.float64)).tolist()
+    return {
+        "offpolicy/ess": float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())),
+        "offpolicy/ratio_p50": middle,
+        "offpolicy/ratio_p99": high,
+        "offpolicy/ratio_max": float(ratio.max()),
+    }
+
+
+def logprob_gap(before: Tensor, behaviour: Tensor, versions: Tensor, current: int) -> float:
+    """Mean |trainer - engine| log-prob on tokens of the current version (of all tokens, if there are none).
+
+    On those the two should agree to rounding; a gap means that engine and trainer compute different models.
+    """
+    fresh = versions == current
+    gap = (before - behaviour).abs()
+    return float(gap[fresh].mean() if bool(fresh.any()) else gap.mean())
