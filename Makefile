@@ -1,0 +1,61 @@
+# Every target does its own set-up in .venv and re-uses it while pyproject.toml is unchanged.
+# `make` lists the targets.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CORE := .venv/.core-installed
+DEV := .venv/.dev-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test lint bench recipes docs clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 14
+
+$(CORE): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing rollweave into .venv (about a minute; torch, transformers and ray are large) ..."
+	@$(PIP) -e .
+	@touch $@
+
+$(DEV): $(CORE)
+	@echo "installing the tools for tests and lint ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+setup: $(DEV) ## make .venv with everything that development needs
+
+quickstart: $(CORE) ## train a small agent to play FrozenLake, in a few minutes
+	@run=runs/quickstart-$$(date +%Y%m%d-%H%M%S); \
+	$(BIN)/rollweave train recipes/quickstart.yaml --out $$run && \
+	$(BIN)/rollweave report $$run -o $$run/report.html && \
+	printf '%s\n' \
+	  "look:   open $$run/report.html" \
+	  "again:  $(BIN)/rollweave eval $$run" \
+	  "next:   $(BIN)/rollweave train recipes/quickstart.yaml pipeline.type=sync    (what does the overlap gain?)" \
+	  "        ls recipes    (others to try)        docs/configuration.md    (every key)"
+
+test: $(DEV) ## the fast tests
+	@$(BIN)/pytest -m "not slow and not llm"
+
+lint: $(DEV) ## ruff, mypy --strict, and what the control plane may not do
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/mypy tools
+	@$(BIN)/python -m tools.lint_control_plane
+
+bench: $(DEV) ## measure the engine against transformers.generate, beside the roofline
+	@$(BIN)/python -m bench.engine
+
+recipes: $(DEV) ## train every recipe to its target
+	@$(BIN)/python -m tools.recipes
+
+docs: $(CORE) ## write the pages that come from the code
+	@$(BIN)/python -m rollweave.config.reference > docs/configuration.md
+	@echo "wrote docs/configuration.md"
+
+clean: ## remove .venv and caches; runs/ stays
+	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
