@@ -23,7 +23,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "The step": (
         Metric("step", "count", "Train step n, counted from 0: it starts from policy version n and makes n + 1."),
         Metric("policy/version", "count", "The policy version this step made."),
-        Metric("time/elapsed", "s", "Since the run began, on the run's clock; a resumed run goes on counting."),
+        Metric("time/elapsed", "s", "Since the run began (or was resumed), on the run's clock."),
         Metric("lr", "", "Learning rate of this step."),
         Metric("weights/checksum", "text", "Digest of the weights made by this step, as every engine echoed it."),
     ),
@@ -73,11 +73,12 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("offpolicy/ratio_max", "", "Its maximum."),
         Metric("offpolicy/clip_fraction", "share", "Tokens whose gradient the clip cut off."),
         Metric("mismatch/logprob_gap", "nats", "Mean absolute difference between the engine's and the trainer's "
-               "log-probs of the same tokens under the same version."),
+               "log-probs, on tokens of the version being trained if the batch has any."),
+        Metric("offpolicy/uncorrected", "0 or 1", "1: all ratios are exactly 1 on stale data, so nothing corrects for it."),
     ),
     "Optimisation": (
         Metric("loss/<part>", "", "The loss and its parts: total, policy, kl, entropy."),
-        Metric("grad/<name>", "", "Of the gradient: its norm before clipping."),
+        Metric("grad/<name>", "", "norm: of the gradient, before clipping; skipped: updates left out as not finite."),
     ),
     "Ledger and machine": (
         Metric("ledger/<state>", "attempts", "Attempts so far, by where they ended (open: not yet). Adds up to what "

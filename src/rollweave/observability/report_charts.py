@@ -24,7 +24,7 @@ PHASES = {
 
 def learning_curve(run: Run, width: int = 1140, height: int = 300) -> str:
     series = _curve_series(run)
-    chart = line_chart(series, width, height, (0.0, 1.0), rule=_target(run))
+    chart = line_chart(series, width, height, (0.0, None), rule=_target(run))
     hint = "reward of the trained batches (smoothed over the raw line), and greedy episodes on held-out tasks"
     return figure("Learning curve", hint, chart, series, wide=True)
 
@@ -132,7 +132,7 @@ def curve_svg(run: Path, output: Path | None = None, width: int = 760, height: i
     """The learning curve of a run as a standalone SVG (for a README); also written to `output` if given."""
     loaded = load_run(run)
     series = _curve_series(loaded)
-    chart = line_chart(series, width, height, (0.0, 1.0), rule=_target(loaded))
+    chart = line_chart(series, width, height, (0.0, None), rule=_target(loaded))
     if not chart:
         raise RunFolderError(f"{run} has no learning curve yet: it holds neither a train step nor an evaluation")
     start, end = chart.index(">") + 1, chart.rindex("</svg>")

@@ -84,8 +84,23 @@ def load_run(folder: Path) -> Run:
         events=events.rows,
         summary=summary or summarise(name, metrics.rows, "interrupted"),
         finished=summary is not None,
-        notes=[*metrics.notes, *transcripts.notes, *events.notes],
+        notes=[*metrics.notes, *transcripts.notes, *events.notes, *_warnings(metrics.rows)],
     )
+
+
+def _warnings(rows: Sequence[Row]) -> list[str]:
+    """What a reader must know before believing the curves."""
+    uncorrected = [row["step"] for row in rows if row.get("offpolicy/uncorrected")]
+    skipped = sum(row.get("grad/skipped") or 0 for row in rows)
+    warnings = []
+    if uncorrected:
+        warnings.append(
+            f"{len(uncorrected)} steps (the first: {uncorrected[0]}) trained stale data with a ratio of exactly 1: "
+            "nothing corrected for it. See training.loss.denominator"
+        )
+    if skipped:
+        warnings.append(f"{skipped:g} updates were skipped because their gradient was not finite")
+    return warnings
 
 
 def _runs_below(folder: Path) -> str:

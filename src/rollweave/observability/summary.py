@@ -62,7 +62,7 @@ def summarise(
         eval_best_version=best_version,
         target=target,
         target_reached=None if target is None else best is not None and best >= target,
-        elapsed=_last(rows, "time/elapsed") or 0.0,
+        elapsed=_elapsed(rows),
         tokens_generated=_total(rows, "tokens/generated"),
         tokens_trained=_total(rows, "tokens/trained"),
         tokens_wasted={cause: _total(rows, f"tokens/wasted/{cause}") for cause in names(rows, "tokens/wasted/")},
@@ -97,6 +97,14 @@ def names(rows: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
 
 def _last(rows: Sequence[Mapping[str, Any]], key: str) -> Any:
     return next((row[key] for row in reversed(rows) if row.get(key) is not None), None)
+
+
+def _elapsed(rows: Sequence[Mapping[str, Any]]) -> float:
+    """A resumed run counts from zero again: where the count goes back, another stretch began."""
+    done = latest = 0.0
+    for elapsed in (x for row in rows if (x := row.get("time/elapsed")) is not None):
+        done, latest = (done + latest if elapsed < latest else done), elapsed
+    return done + latest
 
 
 def _total(rows: Sequence[Mapping[str, Any]], key: str) -> int:

@@ -16,7 +16,7 @@ from rollweave.observability.screen import Header, Screen
 from rollweave.observability.summary import Summary
 from rollweave.observability.text import ASCII_BLOCKS, BLOCKS, duration, number, percent, sparkline
 
-SPARK_WIDTH = 8
+SPARK_WIDTH = 6
 
 
 class View:
