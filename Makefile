@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CORE := .venv/.core-installed
 DEV := .venv/.dev-installed
 
+.DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test lint bench recipes docs clean
 
@@ -54,7 +55,8 @@ recipes: $(DEV) ## train every recipe to its target
 
 docs: $(CORE) ## write the pages that come from the code
 	@$(BIN)/python -m rollweave.config.reference > docs/configuration.md
-	@echo "wrote docs/configuration.md"
+	@$(BIN)/python -m rollweave.observability.catalogue > docs/metrics.md
+	@echo "wrote docs/configuration.md and docs/metrics.md"
 
 clean: ## remove .venv and caches; runs/ stays
 	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
