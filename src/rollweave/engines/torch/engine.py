@@ -23,7 +23,7 @@ from rollweave.engines.protocol import Completion, EngineStats, Finish, Request
 from rollweave.engines.torch.architecture import Architecture, rope_table
 from rollweave.engines.torch.attention import Chunk
 from rollweave.engines.torch.model import Inputs, KVCache, forward
-from rollweave.engines.torch.sampling import Draws, draw
+from rollweave.engines.torch.sampling import draw
 from rollweave.engines.torch.slots import Context, SlotTable
 from rollweave.engines.torch.stopping import Decoder, finish_of, text_of
 from rollweave.engines.torch.weights import FusedWeights
@@ -73,9 +73,8 @@ class TorchEngine:
     ) -> None:
         architecture = Architecture.of(model_config)
         if max_context > architecture.positions:
-            raise ModelError(
-                f"max_context is {max_context}, but the model knows {architecture.positions} positions: lower max_context"
-            )
+            known = architecture.positions
+            raise ModelError(f"max_context is {max_context}, but the model knows {known} positions: lower max_context")
         self.tokenizer = tokenizer
         self.max_context = max_context
         self.prefill_tokens = prefill_tokens
@@ -94,7 +93,10 @@ class TorchEngine:
     @classmethod
     def from_model(cls, model: Any, tokenizer: Decoder, **options: Any) -> TorchEngine:
         """From a `transformers` causal LM; its weights are copied."""
-        return cls(model.config, model.state_dict(), tokenizer, **options)
+        tensors = model.state_dict()
+        if model.config.tie_word_embeddings:
+            tensors.pop("lm_head.weight", None)  # the embedding's other name: a tensor is named once in a checksum
+        return cls(model.config, tensors, tokenizer, **options)
 
     @classmethod
     def from_folder(cls, folder: Path | str, **options: Any) -> TorchEngine:
@@ -231,19 +233,24 @@ class TorchEngine:
         return again
 
     def _sample(self, ready: list[Sequence], logits: torch.Tensor) -> list[Completion]:
-        samplings = [s.request.sampling for s in ready]
-        draws = draw(logits, samplings, [s.request.seed for s in ready], [len(s.answer) for s in ready])
+        draws = draw(
+            logits,
+            [s.request.sampling for s in ready],
+            seeds=[s.request.seed for s in ready],
+            places=[len(s.answer) for s in ready],
+        )
         self._stats.sampled_tokens += len(ready)
-        return [c for c in map(self._take, ready, range(len(ready)), [draws] * len(ready)) if c is not None]
+        completions = []
+        for sequence, token, behaviour, raw in zip(ready, draws.tokens, draws.behaviour, draws.raw, strict=True):
+            sequence.append(token, behaviour, raw, self._stats.version)
+            if finish := self._finish(sequence):
+                del self._running[sequence.request.id]
+                completions.append(self._complete(sequence, finish))
+        return completions
 
-    def _take(self, sequence: Sequence, row: int, draws: Draws) -> Completion | None:
-        sequence.append(draws.tokens[row], draws.behaviour[row], draws.raw[row], self._stats.version)
+    def _finish(self, sequence: Sequence) -> Finish | None:
         room = self.max_context - len(sequence.context.tokens)
-        finish = finish_of(sequence.answer, sequence.request.sampling, room, self.tokenizer)
-        if finish is None:
-            return None
-        del self._running[sequence.request.id]
-        return self._complete(sequence, finish)
+        return finish_of(sequence.answer, sequence.request.sampling, room, self.tokenizer)
 
     def _complete(self, sequence: Sequence, finish: Finish) -> Completion:
         self._table.rest(sequence.context)
