@@ -74,7 +74,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("offpolicy/clip_fraction", "share", "Tokens whose gradient the clip cut off."),
         Metric("mismatch/logprob_gap", "nats", "Mean absolute difference between the engine's and the trainer's "
                "log-probs, on tokens of the version being trained if the batch has any."),
-        Metric("offpolicy/uncorrected", "0 or 1", "1: all ratios are exactly 1 on stale data, so nothing corrects for it."),
+        Metric("offpolicy/uncorrected", "0 or 1", "1: every ratio is exactly 1 on stale data; nothing corrects it."),
     ),
     "Optimisation": (
         Metric("loss/<part>", "", "The loss and its parts: total, policy, kl, entropy."),

@@ -33,7 +33,7 @@ header .sub{flex-basis:100%;color:var(--muted)}
 .good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}
 .note{border-left:3px solid var(--warn);background:var(--surface);padding:8px 14px;margin:0 0 16px;
 border-radius:0 8px 8px 0}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:12px;margin-bottom:16px}
+.tiles{display:grid;grid-template-columns:repeat(6,1fr);gap:12px;margin-bottom:16px}
 .tile,.card{background:var(--surface);border:1px solid var(--line);border-radius:10px}
 .tile{padding:12px 16px}
 .tile .label{color:var(--muted);font-size:13px}
@@ -78,7 +78,9 @@ border-radius:0 6px 6px 0;margin-top:6px}
 .meta{color:var(--muted);font-size:12.5px;margin-top:3px}
 details>pre{padding:12px 16px;border-top:1px solid var(--line)}
 footer{color:var(--muted);font-size:13px;margin-top:40px}
-@media (max-width:560px){.card.wide{overflow-x:auto}.card.wide svg.chart{min-width:560px}}
+@media (max-width:1000px){.tiles{grid-template-columns:repeat(3,1fr)}}
+@media (max-width:560px){.tiles{grid-template-columns:repeat(2,1fr)}
+.card.wide{overflow-x:auto}.card.wide svg.chart{min-width:560px}}
 """
 
 SCRIPT = """

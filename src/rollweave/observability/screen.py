@@ -103,7 +103,7 @@ def _lines(screen: Screen, width: int) -> list[tuple[str, Text]]:
     lines = [("steps", _progress(screen, width))]
     if screen.task is not None:
         what, done, total = screen.task
-        lines.append((what[:9], _meter(done, total, min(width - 12, 40))))
+        lines.append(("preparing", _meter(done, total, min(max(width - 36, 6), 40)).append(f"   {what}")))
     lines.append(("reward", _series(screen.rewards, screen.row.get("reward/std"), width)))
     lines.append(("held-out", _held_out(screen.evaluations, width)))
     if screen.row:
