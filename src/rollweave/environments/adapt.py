@@ -28,8 +28,8 @@ def adapt(thing: Any) -> ScriptedEnvironment:
     if gymnasium is not None and isinstance(thing, gymnasium.Env):
         from rollweave.environments.gym import GymText
 
-        return Adapted(GymText(thing), type(thing.unwrapped).__qualname__)
-    return Adapted(thing, type(thing).__qualname__)
+        return Adapted(GymText(thing), type(thing.unwrapped).__name__)
+    return Adapted(thing, type(thing).__name__)
 
 
 class Adapted:
@@ -45,6 +45,7 @@ class Adapted:
         self.scripted = callable(getattr(inner, "scripted_action", None))
         self._reset_arguments = _reset_style(inner.reset, name)
         self._file = inspect.getsourcefile(type(inner)) if type(inner).__module__ != "builtins" else None
+        self._running = False
         self._closed = False
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
@@ -52,10 +53,17 @@ class Adapted:
         value = await self._call("reset", *positional, **named)
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
             value = value[0]  # gymnasium's (observation, info)
-        return self._observation("reset", value)
+        observation = self._observation("reset", value)
+        self._running = True
+        return observation
 
     async def step(self, action: str) -> StepResult:
-        return self._result(await self._call("step", action))
+        if not self._running:
+            raise EnvironmentFailed(f"{self.name}.step: no episode is running: call reset first")
+        self._running = False  # whatever goes wrong below ends the episode
+        result = self._result(await self._call("step", action))
+        self._running = not (result.done or result.truncated)
+        return result
 
     async def close(self) -> None:
         if not self._closed and callable(getattr(self.inner, "close", None)):

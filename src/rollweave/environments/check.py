@@ -18,13 +18,15 @@ from rollweave.environments.protocol import MakeEnvironment, Observation, Script
 from rollweave.errors import ConfigError, EnvironmentFailed, RollweaveError
 from rollweave.rewards.function import Scorer
 from rollweave.seeds import derive, generator
-from rollweave.tasks import TaskSource
+from rollweave.tasks import Task, TaskSource
 from rollweave.trajectory import Outcome, Trajectory
 
 T = TypeVar("T")
 
 SEARCH = 50
 """How many times more episodes are played when all rewards were equal: a rare reward is no constant one."""
+SEARCH_SECONDS = 20.0
+"""And for how long at most."""
 
 
 @dataclass(slots=True)
@@ -88,8 +90,13 @@ class Check:
         except ConfigError as error:
             player = "random"
             self.report.notes.append(str(error))
+        await self._search(player)
+
+    async def _search(self, player: str) -> None:
+        """While all rewards are equal, look a little longer for one that is not."""
+        until = time.perf_counter() + SEARCH_SECONDS
         for number in range(self.episodes, self.episodes * SEARCH):
-            if not self._all_equal() or not self._any_ended():
+            if not self._all_equal() or not self._any_ended() or time.perf_counter() > until:
                 return
             await self._play(player, number)
 
@@ -176,7 +183,7 @@ class Check:
         if self._all_equal():
             self.report.problems.append(
                 f"all {len(played)} episodes earned exactly {played[0].reward:g}: nothing can be learned from a "
-                "constant reward; return different rewards from step, or add a reward function (--reward file.py:function)"
+                "constant reward; return different rewards from step, or add a function (--reward file.py:function)"
             )
         elif len(played) > 2 * self.episodes:
             self.report.notes.append(

@@ -55,7 +55,6 @@ class FrozenLake:
         self.size = size
         self.slippery = slippery
         self.instructions = instructions
-        self._done = True
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
         from gymnasium.envs.toy_text.frozen_lake import MAPS, FrozenLakeEnv
@@ -65,20 +64,17 @@ class FrozenLake:
         # The bare class, not gymnasium.make: the turn limit is the rollout's business.
         self.env = FrozenLakeEnv(desc=self.grid, is_slippery=self.slippery)
         self.env.reset(seed=seed)
-        self._done = False
         if not self.instructions:
             return self._screen()
         rules: list[Message] = [{"role": "system", "content": RULES}, {"role": "user", "content": self._screen()}]
         return rules
 
     async def step(self, action: str) -> StepResult:
-        if self._done:
-            return StepResult("The episode is over.", done=True)
         letter = parse(action)
         if letter is None:
             return StepResult(f"Not a move: answer L, D, R or U.\n{self._screen()}")
-        _, reward, self._done, _, _ = self.env.step("LDRU".index(letter))
-        if not self._done:
+        _, reward, done, _, _ = self.env.step("LDRU".index(letter))
+        if not done:
             return StepResult(self._screen())
         ending = "You reached the goal." if reward else "You fell into a hole."
         return StepResult(ending, float(reward), done=True)

@@ -26,7 +26,7 @@ class EnvironmentPool:
     def __init__(self, factory: MakeEnvironment, per_process: int) -> None:
         self._factory = factory
         self._per_process = per_process
-        self._children: list[Child] = []
+        self.children: list[Child] = []
         self._starting = asyncio.Lock()
         self.killed = 0
         """Processes killed because a call was given up."""
@@ -40,18 +40,18 @@ class EnvironmentPool:
 
     async def child_with_room(self) -> Child:
         async with self._starting:  # so that those who come at once share the process they start
-            self._children = [child for child in self._children if child.alive]
-            for child in self._children:
+            self.children = [child for child in self.children if child.alive]
+            for child in self.children:
                 if len(child.slots) < self._per_process:
                     return child
             import cloudpickle  # type: ignore[import-untyped]  # comes with gymnasium; also carries classes that a notebook defines
 
             child = await Child.start(cloudpickle.dumps(self._factory))
-            self._children.append(child)
+            self.children.append(child)
             return child
 
     async def close(self) -> None:
-        for child in self._children:
+        for child in self.children:
             child.kill()
 
 

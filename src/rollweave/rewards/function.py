@@ -63,8 +63,8 @@ class NamedReward:
 class Scorer:
     """Fills in `trajectory.rewards` by name, weighted; parts that functions name go to `info["reward_parts"]`."""
 
-    def __init__(self, rewards: Sequence[RewardConfig], base: Path) -> None:
-        self.rewards = [NamedReward.load(config, base) for config in rewards]
+    def __init__(self, rewards: Sequence[RewardConfig], base: Path, given: Sequence[NamedReward] = ()) -> None:
+        self.rewards = [*(NamedReward.load(config, base) for config in rewards), *given]
         taken = {ENVIRONMENT}
         for reward in self.rewards:
             if reward.name in taken:

@@ -1,0 +1,265 @@
+"""Environments in processes of their own: real children that hang, crash and raise.
+
+The worlds below run in the children. `Counter` reads its orders from the actions it is given; when it is about
+to hang it writes to a FIFO, so that the test knows it really does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollweave.environments.conformance import check_conformance_async
+from rollweave.environments.isolation import EnvironmentPool, IsolatedEnvironment
+from rollweave.environments.protocol import StepResult
+from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
+from rollweave.errors import ConfigError, EnvironmentFailed
+from rollweave.tasks import Task
+
+
+class Counter:
+    """Adds up what it is told. Same seed and actions, same observations."""
+
+    deterministic = True
+
+    def reset(self, seed: int) -> str:
+        self.total = seed
+        return f"{self.total}"
+
+    def step(self, action: str) -> Any:
+        order, _, value = action.partition(" ")
+        match order:
+            case "hang":
+                Path(value).write_text("hanging")
+                while True:
+                    signal.pause()
+            case "exit":
+                os._exit(int(value))
+            case "crash":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "raise":
+                raise ValueError(value)
+        print(end="printing must not disturb the conversation ")
+        self.total += int(order)
+        return f"{self.total}", float(self.total), self.total > 99, {"pid": os.getpid(), "object": object()}
+
+    def scripted_action(self, rng: random.Random) -> str:
+        return str(rng.randrange(50))
+
+
+class Forgetful(Counter):
+    """Cannot be replayed, and says so."""
+
+    deterministic = False
+
+
+class Liar(Counter):
+    """Says it can be replayed, but every process remembers another number."""
+
+    def reset(self, seed: int) -> str:
+        return f"{os.getpid()}"
+
+
+class Slow(Counter):
+    """An async environment: waits until a sibling in the same process has spoken."""
+
+    first: asyncio.Event | None = None
+
+    async def step(self, action: str) -> Any:
+        if Slow.first is None:
+            Slow.first = asyncio.Event()
+            await Slow.first.wait()
+        Slow.first.set()
+        return super().step(action)
+
+
+FACTORY = EnvironmentFactory({world.__name__: ObjectMaker(world) for world in (Counter, Forgetful, Liar, Slow)})
+
+
+def task(world: type = Counter) -> Task:
+    return Task("t", world.__name__, 0)
+
+
+@contextlib.asynccontextmanager
+async def pool_of(per_process: int) -> AsyncIterator[EnvironmentPool]:
+    pool = EnvironmentPool(FACTORY, per_process)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def until_written(fifo: Path) -> None:
+    """Returns once somebody has written to the FIFO."""
+    loop, written = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    loop.add_reader(descriptor, written.set)
+    await written.wait()
+    loop.remove_reader(descriptor)
+    os.close(descriptor)
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "hangs")
+    return tmp_path / "hangs"
+
+
+async def give_up_on_a_hanging_step(environment: IsolatedEnvironment, fifo: Path) -> None:
+    """What a manager does at its deadline: cancel the call. But only once it certainly hangs."""
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(environment.step(f"hang {fifo}"))
+        await until_written(fifo)
+        call.cancel()
+
+
+def pid(result: StepResult) -> int:
+    return int(result.info["pid"])
+
+
+def test_a_hung_environment_is_killed_and_its_sibling_goes_on(fifo: Path) -> None:
+    async def run() -> None:
+        async with pool_of(2) as pool:
+            hung, sibling = pool(task()), pool(task())
+            await hung.reset(1, {})
+            assert await sibling.reset(10, {}) == "10"
+            before = await sibling.step("5")
+            await give_up_on_a_hanging_step(hung, fifo)
+            after = await sibling.step("7")
+            assert (after.observation, after.reward) == ("22", 22.0)
+            assert pid(after) != pid(before)
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid(before), 0)
+            assert (pool.killed, pool.rebuilt, pool.lost) == (1, 1, 0)
+            with pytest.raises(EnvironmentFailed, match="call reset first"):
+                await hung.step("1")
+            assert await hung.reset(3, {}) == "3"  # a fresh episode is welcome
+
+    asyncio.run(run())
+
+
+def test_a_sibling_waiting_behind_the_hung_call_gets_its_answer(fifo: Path) -> None:
+    async def run() -> None:
+        async with pool_of(2) as pool:
+            hung, sibling = pool(task()), pool(task())
+            await hung.reset(1, {})
+            await sibling.reset(10, {})
+            async with asyncio.TaskGroup() as group:
+                call = group.create_task(hung.step(f"hang {fifo}"))
+                await until_written(fifo)
+                waiting = group.create_task(sibling.step("5"))
+                await asyncio.sleep(0)  # it has asked, and the process will never answer
+                call.cancel()
+            assert waiting.result().observation == "15"
+            assert pool.rebuilt == 1
+
+    asyncio.run(run())
+
+
+def test_a_sibling_that_cannot_be_replayed_fails_and_is_counted(fifo: Path) -> None:
+    async def run() -> None:
+        async with pool_of(2) as pool:
+            hung, sibling = pool(task()), pool(task(Forgetful))
+            await hung.reset(1, {})
+            await sibling.reset(10, {})
+            await give_up_on_a_hanging_step(hung, fifo)
+            with pytest.raises(EnvironmentFailed, match="set `deterministic = True`"):
+                await sibling.step("5")
+            assert (pool.lost, pool.rebuilt) == (1, 0)
+            assert await sibling.reset(11, {}) == "11"
+
+    asyncio.run(run())
+
+
+def test_a_false_claim_to_be_deterministic_is_found_out(fifo: Path) -> None:
+    async def run() -> None:
+        async with pool_of(2) as pool:
+            hung, liar = pool(task()), pool(task(Liar))
+            await hung.reset(1, {})
+            await liar.reset(1, {})
+            await give_up_on_a_hanging_step(hung, fifo)
+            with pytest.raises(EnvironmentFailed, match="declares itself deterministic, but reset"):
+                await liar.step("5")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("order", "how"), [("exit 3", "with exit code 3"), ("crash", "by SIGSEGV")])
+def test_a_dying_process_fails_who_killed_it_and_nobody_else(order: str, how: str) -> None:
+    async def run() -> None:
+        async with pool_of(3) as pool:
+            dying, waiting, resting = (pool(task()) for _ in range(3))
+            for environment in (dying, waiting, resting):
+                await environment.reset(1, {})
+            died, answered = await asyncio.gather(dying.step(order), waiting.step("1"), return_exceptions=True)
+            assert isinstance(died, EnvironmentFailed) and how in str(died)
+            assert isinstance(answered, StepResult) and answered.observation == "2"
+            assert (await resting.step("4")).observation == "5"
+            assert (pool.killed, pool.rebuilt, pool.lost) == (0, 2, 0)
+            with pytest.raises(EnvironmentFailed, match="call reset first"):
+                await dying.step("1")
+
+    asyncio.run(run())
+
+
+def test_errors_come_back_as_they_were_raised() -> None:
+    async def run() -> None:
+        async with pool_of(1) as pool:
+            environment = pool(task())
+            await environment.reset(1, {})
+            with pytest.raises(
+                EnvironmentFailed, match=r"Counter\.step raised ValueError: boom .*isolation\.py"
+            ) as caught:
+                await environment.step("raise boom")
+            assert "Traceback" in str(caught.value.__cause__)
+            await environment.reset(1, {})
+            assert (await environment.step("1")).observation == "2"
+            assert len(pool.children) == 1  # raising ends no process
+            unknown = pool(Task("t", "Countre", 0))
+            with pytest.raises(ConfigError, match="did you mean 'Counter'"):
+                await unknown.reset(0, {})
+
+    asyncio.run(run())
+
+
+def test_processes_are_shared_by_k_and_used_again() -> None:
+    async def run() -> None:
+        async with pool_of(2) as pool:
+            four = [pool(task()) for _ in range(4)]
+            await asyncio.gather(*(environment.reset(1, {}) for environment in four))
+            pids = [pid(await environment.step("1")) for environment in four]
+            assert sorted(pids.count(one) for one in set(pids)) == [2, 2]
+            await four[0].close()
+            another = pool(task())
+            await another.reset(1, {})
+            assert pid(await another.step("1")) == pids[0]
+
+    asyncio.run(run())
+
+
+def test_async_environments_in_one_process_wait_side_by_side() -> None:
+    async def run() -> None:
+        async with pool_of(2) as pool:
+            one, other = pool(task(Slow)), pool(task(Slow))
+            await one.reset(1, {})
+            await other.reset(2, {})
+            first, second = await asyncio.gather(one.step("1"), other.step("1"))
+            assert (first.observation, second.observation) == ("2", "3")
+
+    asyncio.run(run())
+
+
+def test_isolated_environments_keep_the_contract() -> None:
+    async def run() -> None:
+        async with pool_of(4) as pool:
+            await check_conformance_async(lambda: pool(task()))
+
+    asyncio.run(run())
