@@ -33,7 +33,7 @@ def train(
     else:
         from rollweave.run import train_job
 
-        train_job(checked, out, resume=False)
+        train_job(checked, out)
 
 
 def _show(job: Job, out: Path | None) -> None:

@@ -18,6 +18,12 @@ from rollweave.weights.store import WeightStore
 StepSeconds = Callable[[EngineStats], float]
 """The modelled duration of a step, given the engine's state before it."""
 
+OnEnd = Callable[[Completion], None]
+
+ROUNDS_BETWEEN_STEPS = 3
+"""Times around the event loop between steps. A command that arrives from another process needs two or three to
+take effect; with a single one it would lag as many steps behind."""
+
 
 class EngineLoop:
     def __init__(
@@ -27,7 +33,7 @@ class EngineLoop:
         self._store = store
         self._clock = clock
         self._step_seconds = step_seconds
-        self._answers: dict[str, asyncio.Future[Completion]] = {}
+        self._callbacks: dict[str, OnEnd] = {}
         self._suspended = False
         self._stepping = False
         self._wake = asyncio.Event()
@@ -47,15 +53,21 @@ class EngineLoop:
         self._between_steps.clear()
         seconds = self._step_seconds(self._core.stats()) if self._step_seconds else 0.0
         ended = self._core.step()
-        await self._clock.sleep(seconds)  # at least once around the loop, so that commands get in
+        await self._clock.sleep(seconds)
+        for _ in range(ROUNDS_BETWEEN_STEPS):
+            await self._clock.sleep(0)
         for completion in ended:
             self._answer(completion)
 
-    async def generate(self, request: Request) -> Completion:
-        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._answers[request.id] = answer
+    def add(self, request: Request, on_end: OnEnd) -> None:
+        """Queue a request; `on_end` is called the moment it ends."""
+        self._callbacks[request.id] = on_end
         self._core.add(request)
         self._wake.set()
+
+    async def generate(self, request: Request) -> Completion:
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.add(request, lambda completion: None if answer.done() else answer.set_result(completion))
         return await answer
 
     def abort(self, request_id: str) -> None:
@@ -86,10 +98,7 @@ class EngineLoop:
         return self._core.stats()
 
     async def close(self) -> None:
-        for answer in self._answers.values():
-            answer.cancel()
+        self._callbacks.clear()
 
     def _answer(self, completion: Completion) -> None:
-        answer = self._answers.pop(completion.id, None)
-        if answer is not None and not answer.done():
-            answer.set_result(completion)
+        self._callbacks.pop(completion.id)(completion)

@@ -82,8 +82,8 @@ def assemble(
         ),
         journal=journal,
         evaluator=_evaluator(job, machinery.dispatcher, source, stop_tokens, clock, recorder),
-        milestones=Milestones(job.evaluation.every, job.evaluation.target, job.checkpoint.every),
-        checkpoint_folder=lambda version: checkpoints / f"step-{version}",
+        milestones=Milestones(job.evaluation.every, job.evaluation.target, job.checkpoint.every, job.checkpoint.keep),
+        checkpoints=checkpoints,
     )
 
 

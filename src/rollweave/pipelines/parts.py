@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from rollweave.observability.phases import Phase
 from rollweave.pipelines.journal import Journal
 from rollweave.rollout.evaluation import Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler
+from rollweave.training import checkpoint
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
 from rollweave.weights.sync import WeightSync
@@ -23,6 +23,7 @@ class Milestones:
     evaluate_every: int = 0
     target: float | None = None
     checkpoint_every: int = 0
+    keep_checkpoints: int = 2
 
 
 @dataclass(slots=True)
@@ -33,8 +34,7 @@ class Parts:
     journal: Journal
     evaluator: Evaluator | None
     milestones: Milestones
-    checkpoint_folder: Callable[[int], Path]
-    """Where the checkpoint of a version goes."""
+    checkpoints: Path
     version: int = 0
     """Train steps completed."""
 
@@ -59,12 +59,20 @@ class Parts:
         await self.journal.record(batch, metrics, evaluation, self.weights.checksum)
         every = self.milestones.checkpoint_every
         if every and self.version % every == 0:
-            await self.trainer.save(self.checkpoint_folder(self.version))
+            await self.save_checkpoint()
         target = self.milestones.target
         return evaluation is not None and target is not None and evaluation.reward >= target
 
+    async def save_checkpoint(self) -> Path:
+        """Save what has been trained so far, unless it is saved already."""
+        folder = self.checkpoints / f"step-{self.version}"
+        if not folder.exists():
+            await self.trainer.save(folder)
+            checkpoint.prune(self.checkpoints, self.milestones.keep_checkpoints)
+        return folder
+
     async def finish_run(self) -> None:
-        """Bring the last version to the engines, evaluate and save it."""
+        """Bring the last version to the engines and evaluate it."""
         await self.weights.commit(self.version)
         self.start_evaluation(self.version, last=True)
         if self.evaluator is not None and (evaluation := await self.evaluator.result()):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -30,10 +30,8 @@ class Packet(Generic[Out]):
     confirmed: list[str] = field(default_factory=list)
 
 
-class Transport(Protocol):
-    def __call__(self, packet: Packet[Out], /) -> None:
-        """Take a packet to the other end, some time, perhaps."""
-        ...
+Transport = Callable[[Packet[Any]], None]
+"""Takes a packet to the other end, some time, perhaps."""
 
 
 class Endpoint(Generic[Out, In]):

@@ -1,0 +1,88 @@
+"""The inline runtime: everything cooperatively on one loop, in one process.
+
+Deterministic and friendly to a debugger; generation and training cannot overlap, because a train step blocks
+the loop. That time counts against nobody's deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollweave.clock import Clock
+from rollweave.cluster.blueprint import Blueprint, cores
+from rollweave.config.job import InlineRuntime
+from rollweave.engines.loop import EngineLoop, StepSeconds
+from rollweave.environments.isolation import EnvironmentPool
+from rollweave.pipelines.assemble import Machinery
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.host import EnvHost
+from rollweave.rollout.proxy import LLMProxy
+from rollweave.training.protocol import Metrics
+from rollweave.trajectory import Batch
+from rollweave.weights.store import MemoryStore, WeightStore
+
+if TYPE_CHECKING:
+    from rollweave.training.trainer import TorchTrainer
+
+
+class InlineTrainer:
+    """The torch trainer on the control plane's own loop."""
+
+    def __init__(self, core: TorchTrainer, store: WeightStore, clock: Clock, step_seconds: float = 0.0) -> None:
+        self._core = core
+        self._store = store
+        self._clock = clock
+        self._step_seconds = step_seconds
+
+    async def train_step(self, batch: Batch) -> Metrics:
+        with self._clock.blocked():
+            metrics = self._core.train_step(batch)
+        await self._clock.sleep(self._step_seconds)
+        return metrics
+
+    async def publish(self, version: int) -> str:
+        return self._store.push(version, self._core.weights())
+
+    async def save(self, folder: Path) -> None:
+        self._core.save(folder)
+
+    async def load(self, folder: Path) -> None:
+        self._core.load(folder)
+
+    async def close(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def start_inline(
+    blueprint: Blueprint,
+    runtime: InlineRuntime,
+    clock: Clock,
+    engine_step_seconds: StepSeconds | None = None,
+    train_step_seconds: float = 0.0,
+) -> AsyncIterator[Machinery]:
+    """The machinery of a job in this process. Modelled step times drive the real parts by the virtual clock."""
+    import torch
+
+    torch.set_num_threads(runtime.threads or cores())
+    store = MemoryStore()
+    engine = EngineLoop(blueprint.engine(), store, clock, engine_step_seconds)
+    trainer = InlineTrainer(blueprint.trainer(), store, clock, train_step_seconds)
+    stage = blueprint.stage(LLMProxy([engine]), clock)
+    dispatcher = Dispatcher()
+    host: EnvHost
+    link = dispatcher.attach(lambda packet: host.link.receive(packet), blueprint.job.rollout.environments)
+    host = EnvHost(stage, link.receive)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(engine.run(), name="engine"), tasks.create_task(host.run(), name="host")]
+        try:
+            yield Machinery([engine], trainer, dispatcher)
+        finally:
+            for task in running:
+                task.cancel()
+            if isinstance(stage.environment, EnvironmentPool):
+                await stage.environment.close()
