@@ -1,85 +1,22 @@
-"""Environments in processes of their own: real children that hang, crash and raise.
-
-The worlds below run in the children. `Counter` reads its orders from the actions it is given; when it is about
-to hang it writes to a FIFO, so that the test knows it really does.
-"""
+"""Environments in processes of their own: real children that hang, crash and raise."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import random
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from isolation_worlds import Counter, Forgetful, Liar, Slow
 from rollweave.environments.conformance import check_conformance_async
 from rollweave.environments.isolation import EnvironmentPool, IsolatedEnvironment
 from rollweave.environments.protocol import StepResult
 from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
 from rollweave.errors import ConfigError, EnvironmentFailed
 from rollweave.tasks import Task
-
-
-class Counter:
-    """Adds up what it is told. Same seed and actions, same observations."""
-
-    deterministic = True
-
-    def reset(self, seed: int) -> str:
-        self.total = seed
-        return f"{self.total}"
-
-    def step(self, action: str) -> Any:
-        order, _, value = action.partition(" ")
-        match order:
-            case "hang":
-                Path(value).write_text("hanging")
-                while True:
-                    signal.pause()
-            case "exit":
-                os._exit(int(value))
-            case "crash":
-                os.kill(os.getpid(), signal.SIGSEGV)
-            case "raise":
-                raise ValueError(value)
-        print(end="printing must not disturb the conversation ")
-        self.total += int(order)
-        return f"{self.total}", float(self.total), self.total > 99, {"pid": os.getpid(), "object": object()}
-
-    def scripted_action(self, rng: random.Random) -> str:
-        return str(rng.randrange(50))
-
-
-class Forgetful(Counter):
-    """Cannot be replayed, and says so."""
-
-    deterministic = False
-
-
-class Liar(Counter):
-    """Says it can be replayed, but every process remembers another number."""
-
-    def reset(self, seed: int) -> str:
-        return f"{os.getpid()}"
-
-
-class Slow(Counter):
-    """An async environment: waits until a sibling in the same process has spoken."""
-
-    first: asyncio.Event | None = None
-
-    async def step(self, action: str) -> Any:
-        if Slow.first is None:
-            Slow.first = asyncio.Event()
-            await Slow.first.wait()
-        Slow.first.set()
-        return super().step(action)
-
 
 FACTORY = EnvironmentFactory({world.__name__: ObjectMaker(world) for world in (Counter, Forgetful, Liar, Slow)})
 
@@ -216,7 +153,7 @@ def test_errors_come_back_as_they_were_raised() -> None:
             environment = pool(task())
             await environment.reset(1, {})
             with pytest.raises(
-                EnvironmentFailed, match=r"Counter\.step raised ValueError: boom .*isolation\.py"
+                EnvironmentFailed, match=r"Counter\.step raised ValueError: boom .*worlds\.py"
             ) as caught:
                 await environment.step("raise boom")
             assert "Traceback" in str(caught.value.__cause__)
@@ -253,6 +190,23 @@ def test_async_environments_in_one_process_wait_side_by_side() -> None:
             await other.reset(2, {})
             first, second = await asyncio.gather(one.step("1"), other.step("1"))
             assert (first.observation, second.observation) == ("2", "3")
+
+    asyncio.run(run())
+
+
+def test_closing_the_pool_ends_the_processes_and_whoever_waits_in_them(fifo: Path) -> None:
+    async def run() -> None:
+        async with pool_of(1) as pool:
+            environment = pool(task())
+            await environment.reset(1, {})
+            process = pid(await environment.step("1"))
+            call = asyncio.ensure_future(environment.step(f"hang {fifo}"))
+            await until_written(fifo)
+            await pool.close()
+            with pytest.raises(EnvironmentFailed, match="closed"):
+                await call
+            with pytest.raises(ProcessLookupError):
+                os.kill(process, 0)
 
     asyncio.run(run())
 

@@ -11,7 +11,7 @@ import pytest
 from rollweave.config.job import RewardConfig
 from rollweave.errors import ConfigError, RewardFailed
 from rollweave.rewards import rules
-from rollweave.rewards.function import Scorer
+from rollweave.rewards.function import NamedReward, Scorer
 from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory
 
@@ -65,6 +65,13 @@ def test_step_rewards_and_weighted_functions_add_up(folder: Path) -> None:
     assert played.rewards == {"environment": 0.5, "length": -3.0, "judge": 2.0, "yes": 1.0}
     assert played.reward == 0.5
     assert played.info == {"reward_parts": {"judge": {"style": 0.5}}}
+
+
+def test_functions_given_in_python_count_like_named_ones(folder: Path) -> None:
+    played = trajectory("answer")
+    given = NamedReward("mine", lambda t: len(t.turns), 2.0, "mine")
+    asyncio.run(Scorer([RewardConfig(function="mine.py:yes")], folder, [given]).score(played))
+    assert played.rewards == {"environment": 0.25, "yes": 1.0, "mine": 2.0}
 
 
 def test_without_functions_the_environment_alone_decides(folder: Path) -> None:

@@ -48,8 +48,13 @@ class Child(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         with theirs:
             process = _spawn(theirs.fileno())
-        transport, child = await asyncio.get_running_loop().create_connection(lambda: cls(process), sock=ours)
-        transport.write(prefixed(factory))
+        child = cls(process)
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: child, sock=ours)
+        except asyncio.CancelledError:
+            ours.close()  # the process reads the end of its socket and goes
+            raise
+        child._transport.write(prefixed(factory))
         return child
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

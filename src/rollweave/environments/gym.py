@@ -27,8 +27,8 @@ class GymText:
         self.labels = _labels(env)
         self._shown = ""
 
-    def reset(self, seed: int, options: dict[str, Any] | None = None) -> str:
-        observation, _ = self.env.reset(seed=seed, options=options)
+    def reset(self, seed: int) -> str:
+        observation, _ = self.env.reset(seed=seed)  # no options: what a task's data means, it cannot know
         return self._show(observation)
 
     def step(self, action: str) -> StepResult:

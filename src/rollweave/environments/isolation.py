@@ -28,6 +28,7 @@ class EnvironmentPool:
         self._per_process = per_process
         self.children: list[Child] = []
         self._starting = asyncio.Lock()
+        self._closed = False
         self.killed = 0
         """Processes killed because a call was given up."""
         self.rebuilt = 0
@@ -40,6 +41,8 @@ class EnvironmentPool:
 
     async def child_with_room(self) -> Child:
         async with self._starting:  # so that those who come at once share the process they start
+            if self._closed:
+                raise EnvironmentFailed("the environments of this run are closed")
             self.children = [child for child in self.children if child.alive]
             for child in self.children:
                 if len(child.slots) < self._per_process:
@@ -51,6 +54,8 @@ class EnvironmentPool:
             return child
 
     async def close(self) -> None:
+        """End every process. Episodes that still run fail at once."""
+        self._closed = True
         for child in self.children:
             child.kill()
 
