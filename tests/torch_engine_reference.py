@@ -14,6 +14,8 @@ from rollweave.engines.torch.engine import TorchEngine
 from rollweave.policies.tiny import byte_tokenizer
 from rollweave.trajectory import Span
 
+torch.set_num_threads(1)  # these models are too small to gain from more
+
 TIE = 1e-4
 TOKENIZER = byte_tokenizer()
 VOCABULARY = len(TOKENIZER)
@@ -60,9 +62,7 @@ def random_prompt(seed: int, length: int) -> list[int]:
 
 
 def engine_of(model: Any, **options: Any) -> TorchEngine:
-    return TorchEngine.from_model(
-        model, TOKENIZER, **{"slots": 4, "prefill_tokens": 64, "max_context": 512, **options}
-    )
+    return TorchEngine.from_model(model, TOKENIZER, **{"slots": 4, "prefill_tokens": 64, "max_context": 512, **options})
 
 
 def request(name: str, tokens: list[int], *, seed: int = 0, turn: int = 0, **sampling: Any) -> Request:

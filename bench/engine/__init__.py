@@ -1,0 +1,1 @@
+"""The embedded engine against `transformers.generate` on a ragged multi-turn workload."""
