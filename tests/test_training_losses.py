@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-import reference_losses as reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import reference_losses as reference
 from rollweave.config.training import GRPOAdvantage, PPOLoss
 from rollweave.training.advantages import batch_advantages, group_advantages, zero_share
 from rollweave.training.losses import k3, ppo_loss, token_weights, total

@@ -51,8 +51,7 @@ def gradient(made: TorchTrainer, data: Batch) -> torch.Tensor:
 
 def test_log_probs_are_those_of_the_plain_model_whatever_the_padding(folder: Path) -> None:
     model = load_model(folder)
-    made = [t for t in batch(groups=2, size=3).trajectories()]
-    rows = [t.tokens() for t in made]
+    rows = [t.tokens() for t in batch(groups=2, size=3).trajectories()]
     places = [(r, c) for r, tokens in enumerate(rows) for c in range(1, len(tokens))]
     row, column = torch.tensor(places).T
     heat = torch.linspace(0.5, 2.0, len(places))

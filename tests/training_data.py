@@ -17,6 +17,7 @@ from rollweave.trajectory import Batch, Group, Outcome, Span, Trajectory, Transf
 torch.set_num_threads(1)  # two threads per process on a shared machine cost ten times more than they bring
 
 TASK = Task("task", "test", 0)
+IDENTITY = Transform()
 SMALL = TinyModel(type="tiny", hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate=64)
 
 
@@ -55,7 +56,7 @@ def batch(
 
 
 @torch.no_grad()
-def score(model: Any, made: Trajectory, transform: Transform = Transform()) -> None:
+def score(model: Any, made: Trajectory, transform: Transform = IDENTITY) -> None:
     """Give the sampled tokens the log-probs this model really has for them, one whole forward pass, no tricks."""
     tokens = made.tokens()
     logits = model(input_ids=torch.tensor([tokens])).logits[0]
