@@ -36,7 +36,7 @@ class Counter:
                 os.kill(os.getpid(), signal.SIGSEGV)
             case "raise":
                 raise ValueError(value)
-        print(end="printing must not disturb the conversation ")
+        print(end="printing must not disturb the conversation ", flush=True)
         self.total += int(order)
         return f"{self.total}", float(self.total), self.total > 99, {"pid": os.getpid(), "object": object()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,21 @@ def test_what_the_class_raises_is_wrapped_with_its_line(error: BaseException) ->
     assert f"({__file__}:{line})" in str(caught.value)
     assert "Raises.step raised " + type(error).__name__ in str(caught.value)
     assert caught.value.__cause__ is error
+
+
+def test_an_episode_is_over_after_its_end_and_after_an_error() -> None:
+    async def run() -> None:
+        for value in (("o", 0.0, True), ("o", math.nan, False), ("o", 0.0, False, True, {})):
+            environment = adapt(Returns(value))
+            with pytest.raises(EnvironmentFailed, match=r"Returns\.step: no episode is running: call reset first"):
+                await environment.step("before the first reset")
+            await environment.reset(0, {})
+            with contextlib.suppress(EnvironmentFailed):
+                await environment.step("the last one")
+            with pytest.raises(EnvironmentFailed, match="no episode is running"):
+                await environment.step("one too many")
+
+    asyncio.run(run())
 
 
 def test_the_users_line_is_named_when_a_library_raised() -> None:

@@ -167,6 +167,19 @@ def test_errors_come_back_as_they_were_raised() -> None:
     asyncio.run(run())
 
 
+def test_what_user_code_prints_stays_out_of_the_programs_output(capfd: pytest.CaptureFixture[str]) -> None:
+    async def run() -> None:
+        async with pool_of(1) as pool:
+            environment = pool(task())
+            await environment.reset(1, {})
+            await environment.step("1")
+            with pytest.raises(EnvironmentFailed, match="with exit code 0"):
+                await environment.step("exit 0")
+
+    asyncio.run(run())
+    assert capfd.readouterr().out == ""
+
+
 def test_processes_are_shared_by_k_and_used_again() -> None:
     async def run() -> None:
         async with pool_of(2) as pool:

@@ -241,6 +241,17 @@ def test_a_mixture_plays_each_task_in_its_own_environment(folder: Path) -> None:
         assert tasks.task(i).environment == ("lake" if observation.startswith("@") else "prompts")
 
 
+def test_the_jobs_seed_and_the_environments_name_choose_the_tasks(folder: Path) -> None:
+    lakes = [{"environment": {"type": "frozen_lake"}, "name": name} for name in ("a", "b")]
+    tasks = source(config(type="mixture", of=lakes), 0, folder)
+    drawn = [tasks.task(i) for i in range(20)]
+    assert len({task.seed for task in drawn}) == 20  # two lakes do not play the same maps
+    assert drawn == [source(config(type="mixture", of=lakes), 0, folder).task(i) for i in range(20)]
+    for job in (config(type="frozen_lake"), config(type="prompts", file="sums.jsonl")):
+        one, other = ([source(job, seed, folder).task(i) for i in range(10)] for seed in (0, 1))
+        assert one != other
+
+
 def test_members_of_a_mixture_need_different_names() -> None:
     member = {"environment": {"type": "frozen_lake"}}
     with pytest.raises(ConfigError, match="two members are called 'frozen_lake': give each a `name`"):
