@@ -6,6 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, LlamaConfig
+
+from rollweave.engines.torch.architecture import Architecture
+from rollweave.engines.torch.engine import TorchEngine
+from rollweave.errors import ModelError
+from rollweave.weights.digest import checksum
 from torch_engine_reference import (
     MODELS,
     Agreement,
@@ -17,12 +23,6 @@ from torch_engine_reference import (
     run,
     tokens_of,
 )
-from transformers import GPT2Config, LlamaConfig
-
-from rollweave.engines.torch.architecture import Architecture
-from rollweave.engines.torch.engine import TorchEngine
-from rollweave.errors import ModelError
-from rollweave.weights.digest import checksum
 
 TURNS = 10
 
@@ -141,7 +141,7 @@ def test_the_checksum_at_the_start_is_that_of_the_same_weights_prepared() -> Non
 
 
 def test_unsupported_models_are_refused_by_name() -> None:
-    with pytest.raises(ModelError, match="model_type is 'gpt2'.*llama, qwen2, qwen3"):
+    with pytest.raises(ModelError, match=r"model_type is 'gpt2'.*llama, qwen2, qwen3"):
         Architecture.of(GPT2Config())
     with pytest.raises(ModelError, match="attention_bias"):
         Architecture.of(LlamaConfig(attention_bias=True))

@@ -57,23 +57,40 @@ def _weights(raw: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
         weights = (scaled - scaled.amax(1, keepdim=True)).exp_()
     else:
         weights = raw.exp()
-    for row, s in enumerate(samplings):
-        if s.temperature and 0 < s.top_k < weights.shape[1]:
-            floor = weights[row].topk(s.top_k).values[-1]
-            weights[row].masked_fill_(weights[row] < floor, 0.0)
-        if s.temperature and s.top_p < 1.0:
-            weights[row].masked_fill_(weights[row] < _nucleus_floor(weights[row], s.top_p), 0.0)
+    limited = [row for row, s in enumerate(samplings) if s.temperature and (s.top_k or s.top_p < 1.0)]
+    if limited:
+        weights[limited] = _cut(weights[limited], [samplings[row] for row in limited])
     return weights
 
 
-def _nucleus_floor(weights: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The smallest weight in the smallest set of most likely tokens that holds at least `top_p` of the mass."""
-    wanted = top_p * weights.sum()
-    largest = weights.topk(min(NUCLEUS_GUESS, len(weights))).values
-    if largest.sum() < wanted:
-        largest = weights.sort(descending=True).values
-    before = largest.cumsum(0) - largest
-    return largest[before < wanted][-1]
+def _cut(weights: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """Zero what top-k and then top-p leave out."""
+    vocabulary = weights.shape[1]
+    top_k = torch.tensor([min(s.top_k or vocabulary, vocabulary) for s in samplings])[:, None]
+    top_p = torch.tensor([s.top_p if s.top_p < 1.0 else float("inf") for s in samplings])[:, None]
+    guess = min(vocabulary, max(NUCLEUS_GUESS, *(s.top_k for s in samplings), 0))
+    floor = _floor(weights, top_k, top_p, guess)
+    if floor is None:
+        floor = _floor(weights, top_k, top_p, vocabulary)
+    assert floor is not None
+    return weights.masked_fill_(weights < floor, 0.0)
+
+
+def _floor(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, candidates: int) -> torch.Tensor | None:
+    """Each row's smallest weight that is kept; None if a row's nucleus reaches beyond its `candidates` largest.
+
+    The nucleus is the smallest set of most likely tokens that holds at least top-p of the mass.
+    """
+    largest = weights.topk(candidates).values
+    largest.masked_fill_(torch.arange(candidates) >= top_k, 0.0)
+    mass = largest.sum(1, keepdim=True)
+    unlimited = top_k > candidates
+    wanted = top_p * torch.where(unlimited, weights.sum(1, keepdim=True), mass)
+    if bool((unlimited & (mass < wanted)).any()):
+        return None
+    before = largest.cumsum(1) - largest
+    kept = torch.minimum((before < wanted).sum(1, keepdim=True), top_k)
+    return largest.gather(1, kept - 1)
 
 
 def _invert(cumulative: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
