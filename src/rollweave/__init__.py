@@ -1,1 +1,67 @@
-"""Rollweave: reinforcement-learning post-training of LLM agents. One control plane, two clocks."""
+"""Rollweave: reinforcement-learning post-training of LLM agents. One control plane, two clocks.
+
+import rollweave
+run = rollweave.train(env="frozen_lake", model="tiny", training={"steps": 20})
+
+Names are imported when they are first used, so `import rollweave` is quick and loads neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollweave.api import Run, train
+    from rollweave.clock import Clock, run_virtual, run_wall
+    from rollweave.config.job import Job
+    from rollweave.config.load import load_job
+    from rollweave.environments.protocol import Environment, StepResult
+    from rollweave.errors import RollweaveError
+    from rollweave.rewards.protocol import RewardResult
+    from rollweave.tasks import Task
+    from rollweave.trajectory import Batch, Group, Trajectory
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Batch": "trajectory",
+    "Clock": "clock",
+    "Environment": "environments.protocol",
+    "Group": "trajectory",
+    "Job": "config.job",
+    "RewardResult": "rewards.protocol",
+    "RollweaveError": "errors",
+    "Run": "api",
+    "StepResult": "environments.protocol",
+    "Task": "tasks",
+    "Trajectory": "trajectory",
+    "load_job": "config.load",
+    "run_virtual": "clock",
+    "run_wall": "clock",
+    "train": "api",
+}
+
+__all__ = [
+    "Batch",
+    "Clock",
+    "Environment",
+    "Group",
+    "Job",
+    "RewardResult",
+    "RollweaveError",
+    "Run",
+    "StepResult",
+    "Task",
+    "Trajectory",
+    "load_job",
+    "run_virtual",
+    "run_wall",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rollweave' has no attribute {name!r}")
+    return getattr(import_module(f"rollweave.{_HOMES[name]}"), name)

@@ -1,6 +1,6 @@
 """A job from its file to its end: make the policy, start the machinery, run the pipeline, leave a report.
 
-`train_job` is what `rollweave train` and `rollweave.train` call; `evaluate` what `rollweave eval` calls.
+`train_job` is what `rollweave train` and `rollweave.train` call.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class _interrupts:
         self._task = task
 
     def __enter__(self) -> None:
-        with suppress(ValueError):  # not in the main thread (a notebook): leave signals alone
+        with suppress(ValueError, RuntimeError):  # not in the main thread (a notebook): leave signals alone
             self._loop = asyncio.get_running_loop()
             self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
 
@@ -179,7 +179,7 @@ class _interrupts:
         self._task.cancel()
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ValueError):
+        with suppress(ValueError, RuntimeError):
             self._loop.remove_signal_handler(signal.SIGINT)
 
 
@@ -187,9 +187,10 @@ def start_machinery(blueprint: Blueprint, clock: Clock, logs: Path) -> AbstractA
     """The runtime the job asks for."""
     runtime = blueprint.job.runtime
     if isinstance(runtime, InlineRuntime):
-        from rollweave.cluster.inline import start_inline
+        from rollweave.cluster.inline import start_inline, use_threads
 
-        return start_inline(blueprint, runtime, clock)
+        use_threads(runtime)
+        return start_inline(blueprint, clock)
     from rollweave.cluster.ray import start_ray
 
     return start_ray(blueprint, runtime, clock, logs)

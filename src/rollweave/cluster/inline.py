@@ -58,20 +58,11 @@ class InlineTrainer:
 
 
 @asynccontextmanager
-async def start_inline(
-    blueprint: Blueprint,
-    runtime: InlineRuntime,
-    clock: Clock,
-    engine_step_seconds: StepSeconds | None = None,
-    train_step_seconds: float = 0.0,
-) -> AsyncIterator[Machinery]:
-    """The machinery of a job in this process. Modelled step times drive the real parts by the virtual clock."""
-    import torch
-
-    torch.set_num_threads(runtime.threads or cores())
-    store = MemoryStore()
-    engine = EngineLoop(blueprint.engine(), store, clock, engine_step_seconds)
-    trainer = InlineTrainer(blueprint.trainer(), store, clock, train_step_seconds)
+async def start_players(
+    blueprint: Blueprint, clock: Clock, store: WeightStore, step_seconds: StepSeconds | None = None
+) -> AsyncIterator[tuple[EngineLoop, Dispatcher]]:
+    """An engine and an environment host in this process: all that playing needs."""
+    engine = EngineLoop(blueprint.engine(), store, clock, step_seconds)
     stage = blueprint.stage(LLMProxy([engine]), clock)
     dispatcher = Dispatcher()
     host: EnvHost
@@ -80,9 +71,29 @@ async def start_inline(
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(engine.run(), name="engine"), tasks.create_task(host.run(), name="host")]
         try:
-            yield Machinery([engine], trainer, dispatcher)
+            yield engine, dispatcher
         finally:
             for task in running:
                 task.cancel()
             if isinstance(stage.environment, EnvironmentPool):
                 await stage.environment.close()
+
+
+@asynccontextmanager
+async def start_inline(
+    blueprint: Blueprint,
+    clock: Clock,
+    engine_step_seconds: StepSeconds | None = None,
+    train_step_seconds: float = 0.0,
+) -> AsyncIterator[Machinery]:
+    """The machinery of a job in this process. Modelled step times drive the real parts by the virtual clock."""
+    store = MemoryStore()
+    trainer = InlineTrainer(blueprint.trainer(), store, clock, train_step_seconds)
+    async with start_players(blueprint, clock, store, engine_step_seconds) as (engine, dispatcher):
+        yield Machinery([engine], trainer, dispatcher)
+
+
+def use_threads(runtime: InlineRuntime) -> None:
+    import torch
+
+    torch.set_num_threads(runtime.threads or cores())

@@ -22,13 +22,18 @@ from rollweave.errors import ConfigError
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     """Read a job file strictly; every problem is reported with its line, in one `ConfigError`."""
-    document = parse(_read(path), str(path))
+    return parse_job(_read(path), str(path), path.absolute().parent, overrides)
+
+
+def parse_job(text: str, name: str, base: Path, overrides: Sequence[str] = ()) -> Job:
+    """The same from YAML text; `name` stands for the file in messages, `base` is where relative paths begin."""
+    document = parse(text, name)
     if not isinstance(document.data, dict):
         raise ConfigError(
-            f"{path}: expected keys and values like `model:` and `environment:`, got {show(document.data)}"
+            f"{name}: expected keys and values like `model:` and `environment:`, got {show(document.data)}"
         )
     apply_overrides(document, overrides, Job)
-    return _check(document, path.absolute().parent)
+    return _check(document, base)
 
 
 def dump_job(job: Job) -> str:

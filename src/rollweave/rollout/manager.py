@@ -102,7 +102,7 @@ class EnvManager:
             while (next_observation := await self._take_turn(environment)) is not None:
                 self.trajectory.observe(next_observation)
         finally:
-            await environment.close()
+            await self._in_time(environment.close(), "close", self.stage.deadlines.env_reset)
 
     async def _take_turn(self, environment: Environment) -> list[int] | None:
         """Answer the open observation and act; the tokens of the next one, or None at the episode's end."""

@@ -1,0 +1,71 @@
+"""Play held-out tasks greedily with what a run has learnt, or with any model folder: `rollweave eval`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rollweave.clock import Clock, run_wall
+from rollweave.cluster.blueprint import Blueprint
+from rollweave.config.job import Job
+from rollweave.config.load import load_job, parse_job
+from rollweave.environments.registry import EnvironmentFactory, source
+from rollweave.errors import ConfigError
+from rollweave.observability.events import Recorder
+from rollweave.pipelines.assemble import greedy
+from rollweave.rollout.evaluation import Evaluation, Evaluator
+from rollweave.training.checkpoint import newest
+from rollweave.weights.store import MemoryStore
+
+
+def evaluate(target: str, overrides: Sequence[str], tasks: int) -> dict[str, Any]:
+    """The result as one flat object, for printing or for a program."""
+    job, policy = _resolve(Path(target), overrides)
+    evaluation = run_wall(lambda clock: _play(job, policy, tasks, clock))
+    outcomes = Counter(str(t.outcome) for t in evaluation.trajectories)
+    return {
+        "policy": str(policy),
+        "tasks": len(evaluation.trajectories),
+        "reward": evaluation.reward,
+        "turns": evaluation.turns,
+        "tokens": fmean(t.sampled_tokens for t in evaluation.trajectories),
+        "failed": evaluation.failed,
+        **outcomes,
+    }
+
+
+def _resolve(target: Path, overrides: Sequence[str]) -> tuple[Job, Path]:
+    """The job to take environment and limits from, and the folder of the policy."""
+    if (target / "config.yaml").is_file():
+        job = load_job(target / "config.yaml", overrides)
+        checkpoint = newest(target / "checkpoints")
+        if checkpoint is None:
+            raise ConfigError(f"{target} has no checkpoint yet; wait for one, or name a model folder")
+        return job, checkpoint
+    if not any(override.startswith("environment.") for override in overrides):
+        raise ConfigError(
+            f"{target} is not a run folder, so say what to play: rollweave eval {target} --env frozen_lake"
+        )
+    given = {"model": {"type": "local", "path": str(target.absolute())}, "pipeline": {"type": "sync+"}}
+    return parse_job(json.dumps(given), "the command line", Path.cwd(), overrides), target
+
+
+async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
+    from rollweave.cluster.inline import start_players
+    from rollweave.policies.chat import ChatFormat
+
+    blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()))
+    held_out = source(job.environment, job.seed, Path()).held_out(tasks)
+    if not held_out:
+        raise ConfigError("environment: no tasks are held out; set environment.held_out above 0")
+    sampling = greedy(job, ChatFormat.of(policy).stop_tokens)
+    async with start_players(blueprint, clock, MemoryStore()) as (_, dispatcher):
+        evaluator = Evaluator(held_out, sampling, dispatcher, clock, Recorder(clock.now), job.rollout.max_retries)
+        evaluator.start(0)
+        evaluation = await evaluator.result()
+    assert evaluation is not None
+    return evaluation
