@@ -120,7 +120,7 @@ def write_run(folder: Path, steps: int = 60, evaluate_every: int = 10, finished:
         if "reward/mean" in row:
             won = float(row["reward/mean"] > 0.4)
             transcripts.write(row["step"], [trajectory(row["step"], 0, won, 6), trajectory(row["step"], 1, 0.0, 9)])
-            recorder.emit("train.end", step=row["step"])
+            recorder.emit("batch.ready", step=row["step"])
     if steps > 30:
         recorder.emit("wait.slow", who="trainer", waits_for="group 17: environment in step 12", seconds=31.0)
     for writer in (metrics, transcripts, file):

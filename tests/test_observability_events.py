@@ -29,11 +29,11 @@ def test_events_reach_every_sink_in_order_with_the_injected_time():
 
 def test_memory_recorder_finds_events_by_name():
     recorder = MemoryRecorder()
-    recorder.emit("train.begin", step=0)
-    recorder.emit("train.end", step=0)
-    recorder.emit("train.begin", step=1)
-    assert recorder.names() == ["train.begin", "train.end", "train.begin"]
-    assert [event.data["step"] for event in recorder.named("train.begin")] == [0, 1]
+    recorder.emit("group.admit", step=0)
+    recorder.emit("batch.ready", step=0)
+    recorder.emit("group.admit", step=1)
+    assert recorder.names() == ["group.admit", "batch.ready", "group.admit"]
+    assert [event.data["step"] for event in recorder.named("group.admit")] == [0, 1]
 
 
 def test_event_file_is_flushed_at_the_end_of_a_step_and_not_before(tmp_path: Path):
@@ -41,10 +41,10 @@ def test_event_file_is_flushed_at_the_end_of_a_step_and_not_before(tmp_path: Pat
     recorder = Recorder(lambda: 1.5, [EventFile(path)])
     recorder.emit("group.admit", group=1)
     assert path.read_text() == ""
-    recorder.emit("train.end", step=0)
+    recorder.emit("batch.ready", step=0)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0] == {"time": 1.5, "name": "group.admit", "data": {"group": 1}}
-    assert lines[1]["name"] == "train.end"
+    assert lines[1]["name"] == "batch.ready"
 
 
 def test_a_torn_line_is_left_out_with_a_note_and_not_glued_to_the_next(tmp_path: Path):

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollweave.clock import Clock, run_wall
+from rollweave.clock import Clock, Wait, run_wall
 from rollweave.cluster.blueprint import Blueprint
 from rollweave.config.job import InlineRuntime, Job
 from rollweave.environments.protocol import MakeEnvironment
@@ -32,6 +32,9 @@ from rollweave.tasks import TaskSource
 
 WATCH_SECONDS = 0.5
 """How often the view is told what the run waits for."""
+
+SLOW_SECONDS = 60.0
+"""A wait longer than this is worth a line, though its deadline is further off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +130,17 @@ class _Session:
                 parts = assemble(
                     self.job, machinery, self.tasks, chat.stop_tokens, self.folder.checkpoints, clock, listeners
                 )
-                reason = await self._drive(parts, clock)
+                reason = await self._drive(parts, clock, recorder)
                 recorder.emit("run.end", reason=reason)
                 return reason
         finally:
             events.flush()
             transcripts.close()
 
-    async def _drive(self, parts: Parts, clock: Clock) -> ExitReason:
+    async def _drive(self, parts: Parts, clock: Clock, recorder: Recorder) -> ExitReason:
         """Run the pipeline until it ends or the user has seen enough; either way a checkpoint is left."""
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(self._watch(clock))
+            watching = tasks.create_task(self._watch(clock, recorder))
             pipeline = tasks.create_task(_run_pipeline(self.job, parts))
             with _interrupts(pipeline):
                 await asyncio.wait([pipeline])
@@ -150,12 +153,19 @@ class _Session:
             return "interrupted"
         return "completed" if parts.version >= self.job.training.steps else "target"
 
-    async def _watch(self, clock: Clock) -> None:
+    async def _watch(self, clock: Clock, recorder: Recorder) -> None:
+        """Show what the run waits for, and speak up about waits that take long."""
+        reported: set[Wait] = set()
         while True:
-            waits = [
-                wait for wait in clock.waits() if wait.who in ("trainer", "driver", "weight sync", "weight update")
-            ]
-            self.view.waiting(str(waits[0]) if waits else "")
+            waits = clock.waits()
+            reported &= set(waits)
+            for wait in waits:
+                if clock.now() - wait.since > SLOW_SECONDS and wait not in reported:
+                    reported.add(wait)
+                    recorder.emit("wait.slow", who=wait.who, waits_for=wait.what, seconds=clock.now() - wait.since)
+                    self.view.note(f"slow: {wait}")
+            ours = [wait for wait in waits if not wait.who.startswith("episode")]
+            self.view.waiting(str(ours[0]) if ours else "")
             await clock.sleep(WATCH_SECONDS)
 
 

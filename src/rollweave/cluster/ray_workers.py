@@ -17,6 +17,7 @@ from rollweave.cluster.blueprint import Blueprint
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.environments.isolation import EnvironmentPool
+from rollweave.observability.memory import resident_mb
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Packet
 from rollweave.rollout.messages import Lease
@@ -102,7 +103,7 @@ class TrainerWorker:
         pass
 
     def train_step(self, batch: Batch) -> Metrics:
-        return self._core.train_step(batch)
+        return self._core.train_step(batch) | {"memory/trainer_mb": resident_mb()}
 
     def publish(self, version: int) -> str:
         return self._store.push(version, self._core.weights())

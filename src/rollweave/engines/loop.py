@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineStats, Request, SteppedEngine
+from rollweave.observability.memory import resident_mb
 from rollweave.weights.store import WeightStore
 
 StepSeconds = Callable[[EngineStats], float]
@@ -95,7 +97,7 @@ class EngineLoop:
         self._core.commit(version)
 
     async def stats(self) -> EngineStats:
-        return self._core.stats()
+        return replace(self._core.stats(), memory_mb=resident_mb())
 
     async def close(self) -> None:
         self._callbacks.clear()

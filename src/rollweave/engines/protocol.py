@@ -8,7 +8,7 @@ makes it current. Requests in flight go on under the new version, and their comp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from rollweave.trajectory import Span, Transform
@@ -77,7 +77,8 @@ class EngineStats:
     waiting: int = 0
     version: int = 0
     checksum: str = ""
-    extra: dict[str, float] = field(default_factory=dict)
+    memory_mb: float = 0.0
+    """Resident memory of the engine's process."""
 
 
 class Engine(Protocol):

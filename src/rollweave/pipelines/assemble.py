@@ -73,7 +73,7 @@ def assemble(
         clock,
         recorder,
     )
-    journal = Journal(clock, scheduler, machinery.engines, listeners.on_row, listeners.on_trajectories)
+    journal = Journal(clock, scheduler, machinery.engines, recorder, listeners.on_row, listeners.on_trajectories)
     return Parts(
         scheduler=scheduler,
         trainer=machinery.trainer,

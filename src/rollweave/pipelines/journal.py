@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from statistics import fmean, pstdev
 
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Engine, EngineStats
+from rollweave.observability.events import Emitter
 from rollweave.observability.metrics import Value
 from rollweave.observability.phases import BusyTime, IdleMeter, Phase, StepClock
 from rollweave.rollout.evaluation import Evaluation
@@ -27,12 +29,14 @@ class Journal:
         clock: Clock,
         scheduler: RolloutScheduler,
         engines: Sequence[Engine],
+        recorder: Emitter,
         on_row: Sequence[OnRow] = (),
         on_trajectories: Sequence[OnTrajectories] = (),
     ) -> None:
         self._clock = clock
         self._scheduler = scheduler
         self._engines = list(engines)
+        self._recorder = recorder
         self._on_row = list(on_row)
         self._on_trajectories = list(on_trajectories)
         self._began = clock.now()
@@ -43,14 +47,14 @@ class Journal:
         self._last_stats = EngineStats()
         self._last_tokens = dict.fromkeys(AttemptEnd, 0)
 
-    def phase(self, name: Phase) -> AbstractContextManager[None]:
-        """Around a phase of the loop: its time is counted, and training counts as the trainer's work."""
-        return self._train_phase() if name == "train" else self._steps.phase(name)
-
     @contextmanager
-    def _train_phase(self) -> Iterator[None]:
-        with self._steps.phase("train"), self._trainer_busy.busy():
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Around a phase of the loop: it is an event, its time is counted, and training is the trainer's work."""
+        work = self._trainer_busy.busy() if name == "train" else nullcontext()
+        self._recorder.emit("phase.begin", phase=name, step=self._scheduler.next_step)
+        with self._steps.phase(name), work:
             yield
+        self._recorder.emit("phase.end", phase=name, step=self._scheduler.next_step)
 
     async def record(self, batch: Batch, metrics: Metrics, evaluation: Evaluation | None, checksum: str) -> None:
         """Write the step down."""
@@ -78,6 +82,9 @@ class Journal:
         for listener in self._on_row:
             listener(evaluation.version, row)
 
+    def saved(self, checkpoint: Path) -> None:
+        self._recorder.emit("checkpoint.saved", folder=str(checkpoint))
+
     def _books(self) -> Row:
         ledger, scheduler = self._scheduler.ledger, self._scheduler
         row: Row = {f"ledger/{state}": count for state, count in ledger.summary()["attempts"].items()}
@@ -96,6 +103,7 @@ class Journal:
         row: Row = {
             "tokens/generated": sampled - self._last_stats.sampled_tokens,
             "idle/engine": self._engine_idle.sample(sum(s.busy_seconds for s in stats)),
+            "memory/engine_mb": max(s.memory_mb for s in stats),
         }
         self._steps.add("recompute", recompute - self._last_stats.recompute_seconds)
         self._last_stats = EngineStats(sampled_tokens=sampled, recompute_seconds=recompute)

@@ -68,6 +68,7 @@ class Parts:
         folder = self.checkpoints / f"step-{self.version}"
         if not folder.exists():
             await self.trainer.save(folder)
+            self.journal.saved(folder)
             checkpoint.prune(self.checkpoints, self.milestones.keep_checkpoints)
         return folder
 
