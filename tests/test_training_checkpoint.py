@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,20 @@ def test_transformers_loads_a_checkpoint_as_it_is(folder: Path, tmp_path: Path) 
     with torch.no_grad():
         assert torch.equal(model(input_ids=tokens).logits, made.model(input_ids=tokens).logits)
     assert tokenizer.decode(tokens[0]) == "<|user|>hé"
+
+
+def test_a_published_folder_with_odd_settings_can_be_trained_and_saved(folder: Path, tmp_path: Path) -> None:
+    """Half precision, and generation settings that transformers loads but refuses to save."""
+    odd = shutil.copytree(folder, tmp_path / "odd")
+    for name, changes in (
+        ("config.json", {"dtype": "bfloat16"}),
+        ("generation_config.json", {"do_sample": False, "temperature": 0.6}),
+    ):
+        (odd / name).write_text(json.dumps(json.loads((odd / name).read_text()) | changes))
+    trainer(odd).save(tmp_path / "step-0")
+    assert json.loads((tmp_path / "step-0" / "config.json").read_text())["dtype"] == "float32"
+    end = json.loads((folder / "config.json").read_text())["eos_token_id"]
+    assert json.loads((tmp_path / "step-0" / "generation_config.json").read_text())["eos_token_id"] == end
 
 
 def test_a_full_disk_leaves_earlier_checkpoints_and_no_rubbish(

@@ -150,7 +150,7 @@ def test_rows_without_advantage_count_but_are_not_computed(folder: Path, monkeyp
     for member in data.groups[1].members:
         member.rewards = {"r": 1.0}
     thrifty, thorough = trainer(folder), trainer(folder)
-    monkeypatch.setattr(thorough, "_live", lambda rows: {id(row) for row in rows})
+    monkeypatch.setattr(thorough, "_compute_idle", lambda rows: True)
     passes: list[int] = []
     plain = thrifty._logprobs
     monkeypatch.setattr(thrifty, "_logprobs", lambda m, micro: (passes.append(len(micro.tokens)), plain(m, micro))[1])
@@ -277,3 +277,17 @@ def test_weights_carry_hugging_face_names_and_tied_ones_once(folder: Path) -> No
     weights = made.weights()
     assert "model.embed_tokens.weight" in weights and "lm_head.weight" not in weights
     assert sum(w.numel() for w in weights.values()) == sum(p.numel() for p in made.model.parameters())
+
+
+@pytest.mark.llm
+def test_smollm2_trains_and_agrees_with_the_plain_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollweave.policies.smollm2 import ensure
+
+    monkeypatch.setattr("rollweave.policies.forward.LOGITS_AT_ONCE", 49152 * 8)
+    made = trainer(ensure(), learning_rate=1e-5)
+    data = batch(groups=1, size=3)
+    for member in data.trajectories():
+        score(made.model, member)
+    first, second = made.train_step(data), made.train_step(data)
+    assert first["mismatch/logprob_gap"] < 1e-4
+    assert second["loss/policy"] < first["loss/policy"] and second["grad/skipped"] == 0.0

@@ -26,7 +26,18 @@ def load_model(folder: Path) -> Any:
 
     logging.disable_progress_bar()  # bars of a second would tear the live view
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    _make_savable(model)
     return model.eval()
+
+
+def _make_savable(model: Any) -> None:
+    """Some published generation settings contradict each other: they load, but saving them would fail hours later."""
+    from transformers import GenerationConfig
+
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        model.generation_config = GenerationConfig.from_model_config(model.config)
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:

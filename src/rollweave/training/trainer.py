@@ -71,27 +71,25 @@ class TorchTrainer:
         }
 
     def _minibatches(self, rows: list[Row]) -> list[list[MicroBatch]]:
-        """Mini-batches as lists of passes. Every row counts in the denominators, but only live ones are computed."""
+        """Mini-batches as lists of passes. Every row counts in the denominators; idle ones are not computed."""
         count = min(self.config.minibatches, len(rows))
-        live = self._live(rows)
+        idle_too = self._compute_idle(rows)
         if count > 1:
             rows = generator(self.seed, "minibatches", self.version).sample(rows, len(rows))
-        return [self._passes(rows[i::count], live) for i in range(count)]
+        return [self._passes(rows[i::count], idle_too) for i in range(count)]
 
-    def _passes(self, rows: list[Row], live: set[int]) -> list[MicroBatch]:
+    def _passes(self, rows: list[Row], idle_too: bool) -> list[MicroBatch]:
         weights = token_weights([len(row.columns) for row in rows], self.config.loss.aggregation)
-        chosen = [(row, weight) for row, weight in zip(rows, weights, strict=True) if id(row) in live]
+        chosen = [(row, weight) for row, weight in zip(rows, weights, strict=True) if row.advantage or idle_too]
         return micro_batches([r for r, _ in chosen], [w for _, w in chosen], self.config.microbatch_tokens)
 
-    def _live(self, rows: list[Row]) -> set[int]:
-        """Rows that can have a gradient: with neither KL nor entropy, those whose advantage is not zero.
+    def _compute_idle(self, rows: list[Row]) -> bool:
+        """Whether rows without advantage are computed: for KL or entropy, which they do move.
 
-        If there are none, all are computed all the same: the step's metrics want something to look at.
+        Also if there are no others: the step's metrics want something to look at.
         """
         loss = self.config.loss
-        if loss.kl_coefficient > 0 or loss.entropy_coefficient > 0:
-            return set(map(id, rows))
-        return {id(row) for row in rows if row.advantage != 0.0} or set(map(id, rows))
+        return loss.kl_coefficient > 0 or loss.entropy_coefficient > 0 or not any(row.advantage for row in rows)
 
     @torch.no_grad()
     def _recompute(self, minibatches: list[list[MicroBatch]]) -> None:
