@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollweave.engines.protocol import Sampling
+from rollweave.engines.torch.attention import CALL_BYTES, Chunk, plan
 from rollweave.engines.torch.slots import Context, SlotTable
 from rollweave.engines.torch.stopping import finish_of, text_of
 from torch_engine_reference import TOKENIZER, engine_of, random_model, random_prompt, request, run, tokens_of
@@ -198,3 +199,16 @@ def test_context_counts_what_is_computed_again() -> None:
     context.rewrite([1, 2, 9, 9, 9])
     assert (context.computed, context.seen) == (2, 2)
     assert context.advance(3) == 0
+
+
+def test_neighbouring_slots_attend_together_while_padding_is_cheaper_than_calls() -> None:
+    token_bytes = CALL_BYTES // 100  # a call costs as much as reading 100 tokens
+
+    def groups(*places: tuple[int, int]) -> list[tuple[int, int, int]]:
+        chunks = [Chunk(slot, length - 1, 1) for slot, length in places]
+        return [(r.first, r.last, r.length) for r in plan(chunks, token_bytes).ranges]
+
+    assert groups((0, 300), (1, 320), (2, 310)) == [(0, 2, 320)]
+    assert groups((0, 300), (1, 500), (2, 510)) == [(0, 0, 300), (1, 2, 510)]  # 200 tokens of padding: not worth it
+    assert groups((0, 40), (2, 40)) == [(0, 2, 40)]  # a hole of 40 tokens is cheaper than a call
+    assert groups((0, 400), (2, 400)) == [(0, 0, 400), (2, 2, 400)]
