@@ -3,36 +3,42 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Compiling thousands of modules that nobody imports would take most of an install. What is used is compiled once, by
+# importing it, and kept even where the surroundings ask Python not to write bytecode.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+WARM := $(BIN)/python -c "import rollweave.cli.main, pydantic, ray, torch, transformers.models.qwen3.modeling_qwen3"
+unexport PYTHONDONTWRITEBYTECODE
 CORE := .venv/.core-installed
 DEV := .venv/.dev-installed
 
-.DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test lint bench recipes docs clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 14
 
-$(CORE): pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing rollweave into .venv (about a minute; torch, transformers and ray are large) ..."
+$(BIN)/python:
+	@$(PYTHON) -m venv .venv
+
+$(CORE): pyproject.toml | $(BIN)/python
+	@echo "installing rollweave into .venv (about a minute: torch, transformers and ray are large) ..."
 	@$(PIP) -e .
+	@$(WARM)
 	@touch $@
 
-$(DEV): $(CORE)
-	@echo "installing the tools for tests and lint ..."
+$(DEV): pyproject.toml | $(BIN)/python
+	@echo "installing rollweave and its development tools into .venv (about a minute) ..."
 	@$(PIP) -e '.[dev]'
-	@touch $@
+	@$(WARM)
+	@touch $(CORE) $@
 
 setup: $(DEV) ## make .venv with everything that development needs
 
 quickstart: $(CORE) ## train a small agent to play FrozenLake, in a few minutes
 	@run=runs/quickstart-$$(date +%Y%m%d-%H%M%S); \
 	$(BIN)/rollweave train recipes/quickstart.yaml --out $$run && \
-	$(BIN)/rollweave report $$run -o $$run/report.html && \
 	printf '%s\n' \
-	  "look:   open $$run/report.html" \
+	  "look:   $$run/report.html in a browser" \
 	  "again:  $(BIN)/rollweave eval $$run" \
 	  "next:   $(BIN)/rollweave train recipes/quickstart.yaml pipeline.type=sync    (what does the overlap gain?)" \
 	  "        ls recipes    (others to try)        docs/configuration.md    (every key)"

@@ -27,21 +27,22 @@ def job_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Stands in for `rollweave.run` and writes down how it is called."""
+    """Stands in for what the commands call, and writes down how it is called."""
     made: list[Any] = []
 
-    def train_job(job: Job, out: Path | None, resume: bool) -> Path:
-        made.append((job, out, resume))
+    def train_job(job: Job, out: Path | None) -> Path:
+        made.append((job, out))
         return out or Path("runs/x")
 
-    def evaluate(target: str, env_overrides: list[str], tasks: int) -> dict[str, Any]:
-        made.append((target, env_overrides, tasks))
+    def evaluate(target: str, overrides: list[str], tasks: int) -> dict[str, Any]:
+        made.append((target, overrides, tasks))
         return {"reward": 0.5, "tasks": tasks}
 
-    stand_in = ModuleType("rollweave.run")
-    stand_in.train_job = train_job  # type: ignore[attr-defined]
-    stand_in.evaluate = evaluate  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "rollweave.run", stand_in)
+    # Modules of their own, so that the real ones and torch need not be loaded.
+    for module, function in (("run", train_job), ("evaluate", evaluate)):
+        stand_in = ModuleType(f"rollweave.{module}")
+        setattr(stand_in, function.__name__, function)
+        monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     return made
 
 
@@ -56,7 +57,7 @@ def run(*words: object) -> int:
 def test_train_hands_on_the_checked_job(job_file: Path, calls: list[Any], tmp_path: Path) -> None:
     assert run("train", job_file, "training.steps=3", "--out", tmp_path / "run", "seed=5") == 0
     job = load_job(job_file, ["training.steps=3", "seed=5"])
-    assert calls == [(job, tmp_path / "run", False)]
+    assert calls == [(job, tmp_path / "run")]
 
 
 def test_a_dry_run_prints_a_loadable_file_and_trains_nothing(
