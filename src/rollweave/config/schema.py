@@ -159,15 +159,15 @@ def _describe_list(items: tuple[Any, ...], bounds: list[Any]) -> str:
 
 
 def _describe_bounds(bounds: list[Any]) -> str:
-    words = []
+    words = []  # `:g`, because typing keeps one copy of equal bounds and may give us 0 for 0.0
     for bound in bounds:
         match bound:
             case Gt(gt=limit):
-                words.append(f"above {limit}")
+                words.append(f"above {limit:g}")
             case Ge(ge=limit):
-                words.append(f"of at least {limit}")
+                words.append(f"of at least {limit:g}")
             case Lt(lt=limit):
-                words.append(f"below {limit}")
+                words.append(f"below {limit:g}")
             case Le(le=limit):
-                words.append(f"of at most {limit}")
+                words.append(f"of at most {limit:g}")
     return " " + " and ".join(words) if words else ""
