@@ -6,7 +6,8 @@
     ├── EnvironmentFailed     the user's environment raised, returned nonsense or hung
     ├── RewardFailed          the user's reward raised or returned nonsense
     ├── RunFolderError        a run folder that exists, is incomplete or cannot be written
-    └── UntrainableBatch      data without log-probs, versions or transforms reached the trainer
+    ├── UntrainableBatch      data without log-probs, versions or transforms reached the trainer
+    └── WorkerDied            a worker process of the run was killed or crashed
 
 Programming errors stay what they are (TypeError, AssertionError, ...) and always show a traceback.
 """
@@ -39,4 +40,8 @@ class RunFolderError(RollweaveError):
 
 
 class UntrainableBatch(RollweaveError):
+    pass
+
+
+class WorkerDied(RollweaveError):
     pass

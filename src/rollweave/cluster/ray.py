@@ -20,6 +20,7 @@ from rollweave.clock import Clock
 from rollweave.cluster.blueprint import Blueprint, cores
 from rollweave.cluster.placement import TakingTurns
 from rollweave.cluster.ray_clients import RayEngine, RayTrainer, RayTransport
+from rollweave.cluster.ray_worker import RayWorker
 from rollweave.cluster.ray_workers import EngineWorker, HostWorker, TrainerWorker
 from rollweave.config.job import RayRuntime
 from rollweave.pipelines.assemble import Machinery
@@ -40,18 +41,18 @@ async def start_ray(blueprint: Blueprint, runtime: RayRuntime, clock: Clock, log
     job = blueprint.job
     engine_threads, trainer_threads = _threads(runtime)
     with _shared_folder() as store:
-        engine = _actor(EngineWorker, engine_threads).remote(blueprint, store, engine_threads, logs / "engine.log")
-        trainer = _actor(TrainerWorker, trainer_threads).remote(blueprint, store, trainer_threads, logs / "trainer.log")
+        engine = _worker(EngineWorker, "engine", logs, engine_threads, blueprint, store, engine_threads)
+        trainer = _worker(TrainerWorker, "trainer", logs, trainer_threads, blueprint, store, trainer_threads)
         hosts = [
-            _actor(HostWorker, 1).remote(f"host-{n}", blueprint, [engine], logs / f"host-{n}.log")
-            for n in range(runtime.hosts)
+            _worker(HostWorker, name, logs, 1, name, blueprint, [engine])
+            for name in (f"host-{n}" for n in range(runtime.hosts))
         ]
         dispatcher = Dispatcher()
         capacity = -(-job.rollout.environments // runtime.hosts)
         try:
-            await asyncio.gather(engine.ready.remote(), trainer.ready.remote())
+            await asyncio.gather(engine.call("ready"), trainer.call("ready"))
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(_observe(worker), name="worker") for worker in (engine, *hosts)]
+                running = [tasks.create_task(worker.call("run"), name=worker.name) for worker in (engine, *hosts)]
                 for host in hosts:
                     link = dispatcher.attach(RayTransport(host), capacity)
                     running.append(tasks.create_task(_pump(host, link), name="transport"))
@@ -76,12 +77,15 @@ def _connect(runtime: RayRuntime) -> None:
     ray.init(address=runtime.address, **options)
 
 
-def _actor(worker: type, threads: int) -> Any:
+def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) -> RayWorker:
+    """Start a worker; `run`, where it has one, is to be awaited: a worker's failure is ours."""
     import ray
 
     # OMP's idle threads spin by default, which starves whoever else has the core.
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    return ray.remote(worker).options(num_cpus=0, runtime_env={"env_vars": environment})
+    actor = ray.remote(kind).options(num_cpus=0, runtime_env={"env_vars": environment})
+    log = logs.absolute() / f"{name}.log"
+    return RayWorker(actor.remote(*arguments, log), name, log)
 
 
 def _threads(runtime: RayRuntime) -> tuple[int, int]:
@@ -94,14 +98,9 @@ def _placed(runtime: RayRuntime, trainer: Trainer, engines: list[RayEngine]) -> 
     return TakingTurns(trainer, engines) if runtime.placement == "colocated" else trainer
 
 
-async def _observe(worker: Any) -> None:
-    """A worker's failure is ours."""
-    await worker.run.remote()
-
-
-async def _pump(host: Any, link: Endpoint[Any, Any]) -> None:
+async def _pump(host: RayWorker, link: Endpoint[Any, Any]) -> None:
     while True:
-        for packet in await host.collect.remote():
+        for packet in await host.call("collect"):
             link.receive(packet)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollweave.clock import Clock
+from rollweave.cluster.ray_worker import RayWorker
 from rollweave.config.job import Deadlines
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.rollout.link import Packet
@@ -17,8 +18,8 @@ from rollweave.trajectory import Batch
 class RayEngine:
     """An `Engine` in another process. Requests of one tick travel together, and so do the answers of one step."""
 
-    def __init__(self, actor: Any, client: str) -> None:
-        self._actor = actor
+    def __init__(self, worker: RayWorker, client: str) -> None:
+        self._worker = worker
         self._client = client
         self._answers: dict[str, asyncio.Future[Completion]] = {}
         self._requests: list[Request] = []
@@ -28,7 +29,7 @@ class RayEngine:
     async def run(self) -> None:
         """Bring answers back, until cancelled."""
         while True:
-            for completion in await self._actor.collect.remote(self._client):
+            for completion in await self._worker.call("collect", self._client):
                 answer = self._answers.pop(completion.id, None)
                 if answer is not None and not answer.done():
                     answer.set_result(completion)
@@ -41,27 +42,27 @@ class RayEngine:
         return await answer
 
     def abort(self, request_id: str) -> None:
-        self._actor.abort.remote(request_id)
+        self._worker.tell("abort", request_id)
 
     def release(self, trajectory: str) -> None:
         self._released.append(trajectory)
         self._schedule_flush()
 
     async def suspend(self) -> None:
-        await self._actor.suspend.remote()
+        await self._worker.call("suspend")
 
     async def resume(self) -> None:
-        await self._actor.resume.remote()
+        await self._worker.call("resume")
 
     async def prepare(self, version: int) -> str:
-        checksum: str = await self._actor.prepare.remote(version)
+        checksum: str = await self._worker.call("prepare", version)
         return checksum
 
     async def commit(self, version: int) -> None:
-        await self._actor.commit.remote(version)
+        await self._worker.call("commit", version)
 
     async def stats(self) -> EngineStats:
-        stats: EngineStats = await self._actor.stats.remote()
+        stats: EngineStats = await self._worker.call("stats")
         return stats
 
     async def close(self) -> None:
@@ -75,36 +76,36 @@ class RayEngine:
     def _flush(self) -> None:
         self._flush_scheduled = False
         if self._released:
-            self._actor.release.remote(self._released)
+            self._worker.tell("release", self._released)
             self._released = []
         if self._requests:
-            self._actor.add.remote(self._client, self._requests)
+            self._worker.tell("add", self._client, self._requests)
             self._requests = []
 
 
 class RayTrainer:
     """A `Trainer` in another process."""
 
-    def __init__(self, actor: Any, clock: Clock, deadlines: Deadlines) -> None:
-        self._actor = actor
+    def __init__(self, worker: RayWorker, clock: Clock, deadlines: Deadlines) -> None:
+        self._worker = worker
         self._clock = clock
         self._deadlines = deadlines
 
     async def train_step(self, batch: Batch) -> Metrics:
         with self._clock.wait("driver", f"train step {batch.step}", self._deadlines.train_step):
-            metrics: Metrics = await self._actor.train_step.remote(batch)
+            metrics: Metrics = await self._worker.call("train_step", batch)
         return metrics
 
     async def publish(self, version: int) -> str:
-        checksum: str = await self._actor.publish.remote(version)
+        checksum: str = await self._worker.call("publish", version)
         return checksum
 
     async def save(self, folder: Path) -> None:
         with self._clock.wait("driver", f"checkpoint {folder.name}", self._deadlines.train_step):
-            await self._actor.save.remote(folder)
+            await self._worker.call("save", folder)
 
     async def load(self, folder: Path) -> None:
-        await self._actor.load.remote(folder)
+        await self._worker.call("load", folder)
 
     async def close(self) -> None:
         pass
@@ -113,8 +114,8 @@ class RayTrainer:
 class RayTransport:
     """Packets from the driver to one host."""
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    def __init__(self, worker: RayWorker) -> None:
+        self._worker = worker
 
     def __call__(self, packet: Packet[Any]) -> None:
-        self._actor.receive.remote(packet)
+        self._worker.tell("receive", packet)

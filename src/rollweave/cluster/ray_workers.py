@@ -7,13 +7,17 @@ border in batches: everything said within one tick of a loop is one actor call.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
+import os
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rollweave.clock import Clock
 from rollweave.cluster.blueprint import Blueprint
+from rollweave.cluster.ray_worker import RayWorker
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.environments.isolation import EnvironmentPool
@@ -50,7 +54,7 @@ class Outbox(Generic[T]):
 class EngineWorker:
     def __init__(self, blueprint: Blueprint, store: Path, threads: int, log: Path) -> None:
         _prepare_process(threads, log)
-        self._core = blueprint.engine()
+        self._blueprint = blueprint
         self._store = SharedMemoryStore(store)
         self._outboxes: dict[str, Outbox[Completion]] = defaultdict(Outbox)
 
@@ -59,8 +63,8 @@ class EngineWorker:
         await self._loop.run()
 
     async def ready(self) -> None:
-        """The weights are loaded; the loop is made here because it needs the running event loop."""
-        self._loop = EngineLoop(self._core, self._store, Clock())
+        """Load the weights. Not done when the actor is made: what fails there cannot be told from a crash."""
+        self._loop = EngineLoop(self._blueprint.engine(), self._store, Clock())
 
     async def add(self, client: str, requests: list[Request]) -> None:
         for request in requests:
@@ -96,11 +100,11 @@ class EngineWorker:
 class TrainerWorker:
     def __init__(self, blueprint: Blueprint, store: Path, threads: int, log: Path) -> None:
         _prepare_process(threads, log)
-        self._core = blueprint.trainer()
+        self._blueprint = blueprint
         self._store = SharedMemoryStore(store)
 
     def ready(self) -> None:
-        pass
+        self._core = self._blueprint.trainer()
 
     def train_step(self, batch: Batch) -> Metrics:
         return self._core.train_step(batch) | {"memory/trainer_mb": resident_mb()}
@@ -116,7 +120,7 @@ class TrainerWorker:
 
 
 class HostWorker:
-    def __init__(self, name: str, blueprint: Blueprint, engines: list[Any], log: Path) -> None:
+    def __init__(self, name: str, blueprint: Blueprint, engines: list[RayWorker], log: Path) -> None:
         _prepare_process(1, log)
         self._name = name
         self._blueprint = blueprint
@@ -127,7 +131,7 @@ class HostWorker:
         """Play what is leased until the job ends; a failure here reaches the driver."""
         from rollweave.cluster.ray_clients import RayEngine
 
-        clients = [RayEngine(actor, self._name) for actor in self._engines]
+        clients = [RayEngine(engine, self._name) for engine in self._engines]
         stage = self._blueprint.stage(LLMProxy(clients), Clock())
         self._host = EnvHost(stage, self._outbox.put)
         try:
@@ -148,7 +152,12 @@ class HostWorker:
 
 
 def _prepare_process(threads: int, log: Path) -> None:
+    """Everything said in the process, by a crash or a user's `print` too, goes to its log in the run folder."""
     import torch
 
+    with log.open("a") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    faulthandler.enable()
     logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     torch.set_num_threads(threads)

@@ -1,0 +1,60 @@
+"""A worker process as seen from another: called by name, and what goes wrong in it is said plainly.
+
+Ray wraps whatever a worker raises into its own error, with a traceback for a message. Here it comes out as it was
+raised there. A worker that is gone cannot say why; its name and the end of its log do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollweave.errors import WorkerDied
+
+LOG_LINES = 12
+"""How much of a dead worker's log is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayWorker:
+    actor: Any
+    name: str
+    log: Path
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Raises what the worker raised, or WorkerDied."""
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            return await getattr(self.actor, method).remote(*arguments)
+        except RayTaskError as error:
+            raise error.cause from error
+        except RayActorError as error:
+            raise WorkerDied(self._obituary(error)) from error
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call without waiting for an answer."""
+        getattr(self.actor, method).remote(*arguments)
+
+    def _obituary(self, error: Exception) -> str:
+        if getattr(error, "actor_init_failed", False):
+            return f"the worker {self.name!r} could not be started: {error}"
+        lines = self._last_lines()
+        said = f"the end of {self.log}:\n{lines}" if lines else f"{self.log} is empty."
+        return f"the worker {self.name!r} died: its process was killed or crashed; {said}\n{self._advice()}"
+
+    def _advice(self) -> str:
+        if self.name.startswith("host"):
+            return "if an environment did it, set rollout.isolation=process: then it can only end its own process"
+        return (
+            "if it was killed for memory (see `dmesg`), lower engine.slots or training.microbatch_tokens; "
+            "`rollweave doctor` looks for what crashes on this machine"
+        )
+
+    def _last_lines(self) -> str:
+        try:
+            text = self.log.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # another machine's log, or none yet
+            return ""
+        return "\n".join(f"  {line}" for line in text.splitlines()[-LOG_LINES:])
