@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rollweave.policies.quiet import no_progress_bars
+
 LOGITS_AT_ONCE = 2**26
 """Elements of a chunk of logits (256 MB in float32)."""
 
@@ -22,9 +24,8 @@ LOGITS_AT_ONCE = 2**26
 def load_model(folder: Path) -> Any:
     """A Hugging Face causal LM in float32. Never in training mode: dropout would make new and old policy differ."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # bars of a second would tear the live view
+    no_progress_bars()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     _make_savable(model)
     return model.eval()

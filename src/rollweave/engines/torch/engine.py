@@ -28,6 +28,7 @@ from rollweave.engines.torch.slots import Context, SlotTable
 from rollweave.engines.torch.stopping import Decoder, finish_of, text_of
 from rollweave.engines.torch.weights import FusedWeights
 from rollweave.errors import ModelError
+from rollweave.policies.forward import load_model
 from rollweave.trajectory import Span
 from rollweave.weights.digest import checksum
 
@@ -101,10 +102,9 @@ class TorchEngine:
     @classmethod
     def from_folder(cls, folder: Path | str, **options: Any) -> TorchEngine:
         """From a Hugging Face folder with a tokenizer."""
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        return cls.from_model(model, AutoTokenizer.from_pretrained(folder), **options)
+        return cls.from_model(load_model(Path(folder)), AutoTokenizer.from_pretrained(folder), **options)
 
     # ------------------------------------------------------------------------------- commands, between steps
 
