@@ -90,7 +90,7 @@ def _ends_torn(path: Path) -> bool:
 
 def _unwritable(path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(
-        f"cannot write {path}: {error.strerror}. Free some space or fix its permissions, then --resume"
+        f"cannot write {path}: {error.strerror}. Free some space or fix its permissions; checkpoints are intact"
     )
 
 

@@ -30,7 +30,7 @@ def write(folder: Path, fill: Callable[[Path], None]) -> None:
     except OSError as error:
         raise RunFolderError(
             f"cannot write checkpoint {folder}: {error.strerror or error}; free space on that disk or choose another "
-            "place with --out, then continue from the last checkpoint with --resume"
+            "place with --out (earlier checkpoints are intact)"
         ) from error
 
 
