@@ -28,11 +28,13 @@ from contextvars import Context
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
+from rollweave.errors import RollweaveError
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class DeadlineExceeded(TimeoutError):
+class DeadlineExceeded(RollweaveError, TimeoutError):
     """A wait outlived its deadline. Says who waited for what, and how long."""
 
 
@@ -141,7 +143,7 @@ class Wait:
         self.clock._leave(self._number)
         # As asyncio.timeout does: a cancellation that came from outside as well keeps travelling.
         if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise DeadlineExceeded(f"{self} (deadline {self.timeout:g} s)") from error
+            raise DeadlineExceeded(f"{self} (deadline {self.timeout:g} s, see rollout.deadlines)") from error
 
     def expire(self) -> None:
         self._expired = True

@@ -7,6 +7,7 @@
     ├── RewardFailed          the user's reward raised or returned nonsense
     ├── RunFolderError        a run folder that exists, is incomplete or cannot be written
     ├── UntrainableBatch      data without log-probs, versions or transforms reached the trainer
+    ├── DeadlineExceeded      something was waited for too long (defined in clock.py)
     └── WorkerDied            a worker process of the run was killed or crashed
 
 Programming errors stay what they are (TypeError, AssertionError, ...) and always show a traceback.
