@@ -23,6 +23,7 @@ from rollweave.cluster.ray_clients import RayEngine, RayTrainer, RayTransport
 from rollweave.cluster.ray_worker import RayWorker
 from rollweave.cluster.ray_workers import EngineWorker, HostWorker, TrainerWorker
 from rollweave.config.job import RayRuntime
+from rollweave.errors import ConfigError
 from rollweave.pipelines.assemble import Machinery
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import Endpoint
@@ -35,9 +36,9 @@ OBJECT_STORE_BYTES = 256 * 2**20
 @asynccontextmanager
 async def start_ray(blueprint: Blueprint, runtime: RayRuntime, clock: Clock, logs: Path) -> AsyncIterator[Machinery]:
     """The machinery of a job on Ray: started with the block, gone with it."""
+    _connect(runtime)
     import ray
 
-    _connect(runtime)
     job = blueprint.job
     engine_threads, trainer_threads = _threads(runtime)
     with _shared_folder() as store:
@@ -67,14 +68,22 @@ async def start_ray(blueprint: Blueprint, runtime: RayRuntime, clock: Clock, log
 
 
 def _connect(runtime: RayRuntime) -> None:
-    import ray
-
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray would announce a dead worker itself, at length, in the middle of the view (read when it is imported).
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    import ray
+
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
     if runtime.address == "local":
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-    ray.init(address=runtime.address, **options)
+    try:
+        ray.init(address=runtime.address, **options)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(
+            f"runtime.address: no Ray cluster answers at {runtime.address!r} ({error}); start one with "
+            "`ray start --head`, or set runtime.address=local for a private one"
+        ) from error
 
 
 def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) -> RayWorker:

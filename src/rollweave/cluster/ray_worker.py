@@ -15,6 +15,9 @@ from rollweave.errors import WorkerDied
 LOG_LINES = 12
 """How much of a dead worker's log is shown."""
 
+CRASH = "Fatal Python error"
+"""How `faulthandler` begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class RayWorker:
@@ -57,4 +60,7 @@ class RayWorker:
             text = self.log.read_text(encoding="utf-8", errors="replace")
         except OSError:  # another machine's log, or none yet
             return ""
-        return "\n".join(f"  {line}" for line in text.splitlines()[-LOG_LINES:])
+        _, crash, trace = text.rpartition(CRASH)
+        # A crash reports its innermost line first; everything else ends with what matters.
+        lines = f"{crash}{trace}".splitlines()[:LOG_LINES] if crash else text.splitlines()[-LOG_LINES:]
+        return "\n".join(f"  {line}" for line in lines)
