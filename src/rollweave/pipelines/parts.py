@@ -37,9 +37,23 @@ class Parts:
     checkpoints: Path
     version: int = 0
     """Train steps completed."""
+    stopping: bool = False
+    """The user has seen enough: no further step."""
+    _trainer_at_work: bool = False
+    """It trains, and is ahead of `version`, or it saves."""
 
     def phase(self, name: Phase) -> AbstractContextManager[None]:
+        self._trainer_at_work |= name == "train"
         return self.journal.phase(name)
+
+    def stop(self) -> bool:
+        """Ask for the end. Returns whether the loop may be cancelled where it stands.
+
+        If not, it ends by itself, soon: a step that is being trained is booked first, or its weights would be
+        saved under the name of the step before.
+        """
+        self.stopping = True
+        return not self._trainer_at_work
 
     def start_evaluation(self, version: int, last: bool = False) -> None:
         """Begin to evaluate what the engines have now, if it is due; training goes on meanwhile."""
@@ -48,32 +62,38 @@ class Parts:
             self.evaluator.start(version)
 
     async def finish_step(self, batch: Batch, metrics: Metrics) -> bool:
-        """Book and write down the step, save when due. Returns whether the target is reached.
+        """Book and write down the step, save when due. Returns whether it was the last: target reached, or stopped.
 
         An evaluation under way ends here: the weights it looks at may not change before.
         """
         self.version = batch.step + 1
+        self._trainer_at_work = False
         self.scheduler.trained(batch)
         with self.phase("eval"):
-            evaluation = await self.evaluator.result() if self.evaluator is not None else None
+            due = None if self.stopping else self.evaluator
+            evaluation = await due.result() if due is not None else None
         await self.journal.record(batch, metrics, evaluation, self.weights.checksum)
         every = self.milestones.checkpoint_every
         if every and self.version % every == 0:
             await self.save_checkpoint()
         target = self.milestones.target
-        return evaluation is not None and target is not None and evaluation.reward >= target
+        return self.stopping or (evaluation is not None and target is not None and evaluation.reward >= target)
 
     async def save_checkpoint(self) -> Path:
         """Save what has been trained so far, unless it is saved already."""
         folder = self.checkpoints / f"step-{self.version}"
         if not folder.exists():
+            self._trainer_at_work = True
             await self.trainer.save(folder)
+            self._trainer_at_work = False
             self.journal.saved(folder)
             checkpoint.prune(self.checkpoints, self.milestones.keep_checkpoints)
         return folder
 
     async def finish_run(self) -> None:
-        """Bring the last version to the engines and evaluate it."""
+        """Bring the last version to the engines and evaluate it, unless the user wants to go."""
+        if self.stopping:
+            return
         await self.weights.commit(self.version)
         self.start_evaluation(self.version, last=True)
         if self.evaluator is not None and (evaluation := await self.evaluator.result()):
