@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rollweave.cluster.blueprint import Blueprint
 from rollweave.config.job import InlineRuntime, Job
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import EnvironmentFactory, source
-from rollweave.errors import RollweaveError
+from rollweave.errors import RollweaveError, RunFolderError
 from rollweave.observability.events import EventFile, Recorder
 from rollweave.observability.metrics import MetricsWriter, read_metrics
 from rollweave.observability.report import write_report
@@ -26,9 +27,11 @@ from rollweave.observability.terminal import View
 from rollweave.observability.transcripts import TranscriptWriter, spread
 from rollweave.pipelines.assemble import PIPELINES, Listeners, Machinery, assemble
 from rollweave.pipelines.parts import Parts
+from rollweave.preflight import check_before_start
 from rollweave.rewards.function import NamedReward
 from rollweave.runfolder import RunFolder
 from rollweave.tasks import TaskSource
+from rollweave.training.checkpoint import newest
 
 WATCH_SECONDS = 0.5
 """How often the view is told what the run waits for."""
@@ -47,10 +50,14 @@ class Given:
 
 def train_job(job: Job, out: Path | None = None, given: Given = Given()) -> Path:  # noqa: B008 (frozen)
     """Train a job to its end; returns the run folder."""
-    folder = RunFolder.create(job, out)
-    session = _Session(job, folder, given)
+    folder = RunFolder.choose(job, out)
+    tasks = source(job.environment, job.seed, Path())
+    check_before_start(job, environment_given=given.environments is not None)
+    folder.create(job)
+    session = _Session(job, folder, given, tasks)
     reason, failure = session.run()
-    summary = session.finish(reason, failure)
+    with suppress(RunFolderError) if failure else nullcontext():  # a full disk: what it broke first says more
+        summary = session.finish(reason, failure)
     if failure is not None:
         raise failure
     session.say_goodbye(summary)
@@ -60,12 +67,12 @@ def train_job(job: Job, out: Path | None = None, given: Given = Given()) -> Path
 class _Session:
     """One run: its folder, its view, its writers."""
 
-    def __init__(self, job: Job, folder: RunFolder, given: Given) -> None:
+    def __init__(self, job: Job, folder: RunFolder, given: Given, tasks: TaskSource) -> None:
         self.job = job
         self.folder = folder
         self.environments = given.environments or EnvironmentFactory.from_config(job.environment, Path())
         self.rewards = given.rewards
-        self.tasks: TaskSource = source(job.environment, job.seed, Path())
+        self.tasks = tasks
         self.view = View()
         self.metrics = MetricsWriter(folder.path, tensorboard=job.logging.tensorboard)
 
@@ -82,9 +89,9 @@ class _Session:
             return "failed", error
         finally:
             self.view.stop()
-            self.metrics.close()
 
     def finish(self, reason: ExitReason, failure: BaseException | None) -> Summary:
+        self.metrics.close()
         rows = read_metrics(self.folder.path).rows
         summary = summarise(self.job.name, rows, reason, self.job.evaluation.target, str(failure or ""))
         write_summary(self.folder.path, summary)
@@ -94,8 +101,10 @@ class _Session:
 
     def say_goodbye(self, summary: Summary) -> None:
         self.view.end(summary)
-        self.view.note(f"  report      {self.folder.report}")
-        self.view.note(f"  checkpoints {self.folder.checkpoints}")
+        if self.folder.report.exists():
+            self.view.note(f"  report      {self.folder.report}")
+        checkpoint = newest(self.folder.checkpoints)
+        self.view.note(f"  checkpoint  {checkpoint or 'none: the run ended before there was anything to save'}")
 
     def _blueprint(self) -> Blueprint:
         """Make or find the policy, and teach a new one the format."""
@@ -142,16 +151,18 @@ class _Session:
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._watch(clock, recorder))
             pipeline = tasks.create_task(_run_pipeline(self.job, parts))
-            with _interrupts(pipeline):
+            with _interrupts(lambda: self._stop(parts, pipeline)):
                 await asyncio.wait([pipeline])
             watching.cancel()
-        interrupted = pipeline.cancelled()
-        if interrupted:
-            self.view.note("interrupted: saving a checkpoint (press Ctrl-C again to leave without)")
         await parts.save_checkpoint()
-        if interrupted:
+        if parts.stopping:
             return "interrupted"
         return "completed" if parts.version >= self.job.training.steps else "target"
+
+    def _stop(self, parts: Parts, pipeline: asyncio.Task[None]) -> None:
+        if parts.stop():
+            pipeline.cancel()
+        self.view.note("interrupted: saving a checkpoint (press Ctrl-C again to leave without)")
 
     async def _watch(self, clock: Clock, recorder: Recorder) -> None:
         """Show what the run waits for, and speak up about waits that take long."""
@@ -174,10 +185,10 @@ async def _run_pipeline(job: Job, parts: Parts) -> None:
 
 
 class _interrupts:
-    """While open, Ctrl-C cancels the task instead of tearing the process down; a second one is the usual Ctrl-C."""
+    """While open, Ctrl-C calls this instead of tearing the process down; a second one is the usual Ctrl-C."""
 
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self._task = task
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
 
     def __enter__(self) -> None:
         with suppress(ValueError, RuntimeError):  # not in the main thread (a notebook): leave signals alone
@@ -186,7 +197,7 @@ class _interrupts:
 
     def _interrupt(self) -> None:
         self._loop.remove_signal_handler(signal.SIGINT)
-        self._task.cancel()
+        self._stop()
 
     def __exit__(self, *_: object) -> None:
         with suppress(ValueError, RuntimeError):

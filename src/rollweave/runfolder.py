@@ -28,19 +28,21 @@ class RunFolder:
         self.report = path / "report.html"
 
     @classmethod
-    def create(cls, job: Job, path: Path | None) -> RunFolder:
-        """A fresh folder with the resolved job in it; refuses one that holds anything already."""
+    def choose(cls, job: Job, path: Path | None) -> RunFolder:
+        """A folder that is free, not made yet; refuses one that holds anything already."""
         chosen = path or Path("runs") / f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         if chosen.is_file() or (chosen.is_dir() and any(chosen.iterdir())):
             raise RunFolderError(
                 f"{chosen} already holds a run (or other files), and a run is never overwritten; "
                 "name another folder with --out"
             )
-        folder = cls(chosen)
-        save_resolved(job, chosen)
-        folder.checkpoints.mkdir()
-        folder.logs.mkdir()
-        return folder
+        return cls(chosen)
+
+    def create(self, job: Job) -> None:
+        """Make it, with the resolved job in it."""
+        save_resolved(job, self.path)
+        self.checkpoints.mkdir()
+        self.logs.mkdir()
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

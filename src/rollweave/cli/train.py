@@ -29,6 +29,9 @@ def train(
 
     checked = load_job(job, overrides or ())
     if dry_run:
+        from rollweave.preflight import check_before_start
+
+        check_before_start(checked)
         _show(checked, out)
     else:
         from rollweave.run import train_job

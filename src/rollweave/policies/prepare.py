@@ -17,11 +17,12 @@ def prepare(model: ModelConfig, seed: int, folder: Path) -> Path:
     if isinstance(model, TinyModel):
         return tiny.build(model, seed, folder)
     if isinstance(model, LocalModel):
-        return _checked(Path(model.path).expanduser())
+        return check_folder(Path(model.path).expanduser())
     return smollm2.ensure()
 
 
-def _checked(path: Path) -> Path:
+def check_folder(path: Path) -> Path:
+    """The folder, if engine and trainer can use what is in it."""
     if not path.is_dir():
         raise ModelError(f"model.path: the folder {path} does not exist; give the path of a Hugging Face model folder")
     _check_architecture(path)
