@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollweave.clock import Clock
+from rollweave.config.environments import PythonEnvironmentConfig
 from rollweave.config.job import Job
 from rollweave.engines.protocol import Engine, Sampling
 from rollweave.observability.events import Emitter
@@ -66,6 +67,7 @@ def assemble(
             max_retries=job.rollout.max_retries,
             seed=job.seed,
             get_batch_timeout=job.rollout.deadlines.get_batch,
+            try_alone=_check_command(job),
         ),
         StalenessBound(job.alpha, job.rollout.groups_per_step),
         Cursor(source),
@@ -99,6 +101,12 @@ def _evaluator(
     if not tasks:
         return None
     return Evaluator(tasks, greedy(job, stop_tokens), dispatcher, clock, recorder, job.rollout.max_retries)
+
+
+def _check_command(job: Job) -> str:
+    config = job.environment
+    name = config.target if isinstance(config, PythonEnvironmentConfig) else config.type
+    return " ".join(["rollweave env check", name, *(f"--reward {reward.function}" for reward in job.rewards)])
 
 
 def training_sampling(job: Job, stop_tokens: tuple[int, ...]) -> Sampling:

@@ -36,6 +36,8 @@ class RolloutPlan:
     max_retries: int
     seed: int
     get_batch_timeout: float
+    try_alone: str = "rollweave env check"
+    """The command that shows a failing environment or reward by itself."""
 
 
 @dataclass(slots=True)
@@ -179,7 +181,7 @@ class RolloutScheduler:
             kind = RewardFailed if end is AttemptEnd.REWARD_FAILED else EnvironmentFailed
             self._broken = kind(
                 f"the first {self._failures_so_far} episodes all failed; the last one: {trajectory.cause}\n"
-                "try the environment alone: rollweave env check (see docs/environments.md)"
+                f"try it alone: {self.plan.try_alone}"
             )
             self._changed.set()
 
