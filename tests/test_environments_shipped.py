@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from rollweave.config.environments import EnvironmentConfig
 from rollweave.environments.adapt import adapt
 from rollweave.environments.conformance import check_conformance
-from rollweave.environments.frozen_lake import RULES, FrozenLake, held_out, parse, random_map, render
+from rollweave.environments.frozen_lake import RULES, FrozenLake, draw_map, held_out, look_around, parse, random_map
 from rollweave.environments.prompts import Prompts
 from rollweave.environments.protocol import StepResult
 from rollweave.environments.registry import EnvironmentFactory, source
@@ -52,7 +52,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_render_marks_the_player_and_names_the_neighbours() -> None:
-    assert render(["SFH", "FFF", "HFG"], 1, 2) == "..O\n..@\nO.G\nL. DG R# UO"
+    lake = ["SFH", "FFF", "HFG"]
+    assert draw_map(lake, (1, 0), {(0, 0), (1, 0)}) == ",.O\n@..\nO.G"
+    assert look_around(lake, (1, 1), {(0, 0), (1, 0), (1, 1)}) == "L,D.R.U."
+    assert look_around(lake, (1, 2), set()) == "L.DGR#UO"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +193,7 @@ def test_scripted_play_gives_conversations_of_legal_actions() -> None:
     episodes = play_scripted(factory, tasks, 12, seed=1)
     assert len(episodes) == 30 and all(1 <= len(episode) <= 12 for episode in episodes)
     assert {action for episode in episodes for _, action in episode} == set("LDRU")
-    assert episodes[0][0][0] == "@...\n.O.O\n...O\nO..G\nL# D. R. U#"
+    assert episodes[0][0][0] == "@...\n.O.O\n...O\nO..G\nL#D.R.U#"
     assert episodes == play_scripted(factory, tasks, 12, seed=1) != play_scripted(factory, tasks, 12, seed=2)
 
 

@@ -20,8 +20,10 @@ class FrozenLakeConfig(Section):
     slippery: bool = False
     instructions: bool = False
     """Begin with the rules in words. Real LLMs need them; a tiny policy learns the format in its warm start."""
+    map_every_turn: bool = False
+    """Show the whole map every turn. What lies around the player is always shown, the map always at the start."""
     levels: PositiveInt | None = None
-    """Number of different training tasks; none: never the same map twice."""
+    """Number of different training tasks; none: a new map every time."""
 
 
 class PromptsConfig(Section):

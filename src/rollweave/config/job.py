@@ -24,14 +24,14 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 class WarmStart(Section):
     """Supervised steps on scripted episodes of random legal actions: teaches the format, not the game."""
 
-    steps: Annotated[int, Field(ge=0)] = 60
+    steps: Annotated[int, Field(ge=0)] = 100
     """Optimiser steps; 0 turns it off."""
-    episodes: PositiveInt = 256
+    episodes: PositiveInt = 1600
     """Scripted episodes to play for it."""
-    batch_tokens: PositiveInt = 4096
+    batch_tokens: PositiveInt = 2048
     """Tokens per optimiser step."""
-    learning_rate: PositiveFloat = 3e-3
-    observations: bool = True
+    learning_rate: PositiveFloat = 5e-3
+    observations: bool = False
     """Also predict the observations' tokens, which teaches a model made from nothing to read the screen."""
 
 
@@ -39,13 +39,15 @@ class TinyModel(Section):
     """A small Qwen3 made from a config, with a byte-level tokenizer. Learns on a laptop."""
 
     type: Literal["tiny"]
-    hidden: PositiveInt = 128
+    hidden: PositiveInt = 64
     layers: PositiveInt = 2
     heads: PositiveInt = 4
-    kv_heads: PositiveInt = 2
-    head_dim: PositiveInt = 32
-    intermediate: PositiveInt = 384
+    kv_heads: PositiveInt = 4
+    head_dim: PositiveInt = 16
+    intermediate: PositiveInt = 192
     max_positions: PositiveInt = 2048
+    rope_theta: PositiveFloat = 100.0
+    """Wavelength base of the rotary positions: small, because what a tiny policy reads lies close by."""
     warm_start: WarmStart = WarmStart()
 
 

@@ -1,8 +1,10 @@
 """FrozenLake as a text agent: cross the ice, do not fall into a hole.
 
-The player sees the grid and what lies around it, and answers with a letter or a word. An answer that is no
-move costs a turn and says so. Held-out maps are held out by content: a small map comes up again under many
-seeds, so which split a map belongs to is a digest of the map itself, and a task's seed only picks among them.
+The player sees the map at the start and, every turn, what lies around it, its own tracks included; it answers
+with a letter or a word. An answer that is no move costs a turn and says so.
+
+Held-out maps are held out by content: a small map comes up again under many seeds, so which split a map belongs
+to is a digest of the map itself, and a task's seed only picks among them.
 """
 
 from __future__ import annotations
@@ -24,19 +26,30 @@ WORDS = {
 }
 RULES = (
     "You stand on a frozen lake (@). Walk over ice (.) to the goal (G) without stepping into a hole (O). "
-    "Below the map you read what lies to your left (L), down (D), right (R) and up (U); # is the edge. "
-    "Each turn, answer with one letter: L, D, R or U."
+    "A line like L#D.ROU, tells what lies to your left (L), down (D), right (R) and up (U): # is the edge of the "
+    "lake, a comma is ice where you have been. Each turn, answer with one letter: L, D, R or U."
 )
+Place = tuple[int, int]
+
 HELD_OUT_ONE_IN = 5
 """Every fifth map, by digest, is never trained on."""
 
 
-def render(grid: list[str], row: int, column: int) -> str:
-    """What the agent sees: the map with the player on it, then its four neighbours."""
-    lines = [[_tile(tile) for tile in line] for line in grid]
-    around = " ".join(letter + _look(grid, row + down, column + right) for letter, (down, right) in MOVES.items())
-    lines[row][column] = "@"
-    return "\n".join(["".join(line) for line in lines] + [around])
+def draw_map(grid: list[str], player: Place, tracks: set[Place]) -> str:
+    """The whole lake."""
+    size = range(len(grid))
+    return "\n".join(
+        "".join("@" if (row, column) == player else _tile(grid, (row, column), tracks) for column in size)
+        for row in size
+    )
+
+
+def look_around(grid: list[str], player: Place, tracks: set[Place]) -> str:
+    """What lies left, down, right and up, always eight characters: `L#D.ROU,`."""
+    row, column = player
+    return "".join(
+        letter + _tile(grid, (row + down, column + right), tracks) for letter, (down, right) in MOVES.items()
+    )
 
 
 def parse(answer: str) -> str | None:
@@ -50,11 +63,19 @@ class FrozenLake:
 
     deterministic = True
 
-    def __init__(self, map: str = "random", size: int = 4, slippery: bool = False, instructions: bool = False) -> None:
+    def __init__(
+        self,
+        map: str = "random",
+        size: int = 4,
+        slippery: bool = False,
+        instructions: bool = False,
+        map_every_turn: bool = False,
+    ) -> None:
         self.map = map
         self.size = size
         self.slippery = slippery
         self.instructions = instructions
+        self.map_every_turn = map_every_turn
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
         from gymnasium.envs.toy_text.frozen_lake import MAPS, FrozenLakeEnv
@@ -64,18 +85,21 @@ class FrozenLake:
         # The bare class, not gymnasium.make: the turn limit is the rollout's business.
         self.env = FrozenLakeEnv(desc=self.grid, is_slippery=self.slippery)
         self.env.reset(seed=seed)
+        self.tracks: set[Place] = {self._place()}
+        screen = self._screen(with_map=True)
         if not self.instructions:
-            return self._screen()
-        rules: list[Message] = [{"role": "system", "content": RULES}, {"role": "user", "content": self._screen()}]
+            return screen
+        rules: list[Message] = [{"role": "system", "content": RULES}, {"role": "user", "content": screen}]
         return rules
 
     async def step(self, action: str) -> StepResult:
         letter = parse(action)
         if letter is None:
-            return StepResult(f"Not a move: answer L, D, R or U.\n{self._screen()}")
+            return StepResult(f"Not a move: answer L, D, R or U.\n{self._screen(self.map_every_turn)}")
         _, reward, done, _, _ = self.env.step("LDRU".index(letter))
+        self.tracks.add(self._place())
         if not done:
-            return StepResult(self._screen())
+            return StepResult(self._screen(self.map_every_turn))
         ending = "You reached the goal." if reward else "You fell into a hole."
         return StepResult(ending, float(reward), done=True)
 
@@ -83,10 +107,23 @@ class FrozenLake:
         pass  # never rendered, so gymnasium holds nothing
 
     def scripted_action(self, rng: random.Random) -> str:
-        return rng.choice("LDRU")
+        """Any move that does not run into the edge."""
+        row, column = self._place()
+        return rng.choice(
+            [
+                letter
+                for letter, (down, right) in MOVES.items()
+                if 0 <= row + down < self.size and 0 <= column + right < self.size
+            ]
+        )
 
-    def _screen(self) -> str:
-        return render(self.grid, *divmod(int(self.env.s), self.size))
+    def _place(self) -> Place:
+        row, column = divmod(int(self.env.s), self.size)
+        return row, column
+
+    def _screen(self, with_map: bool) -> str:
+        around = look_around(self.grid, self._place(), self.tracks)
+        return f"{draw_map(self.grid, self._place(), self.tracks)}\n{around}" if with_map else around
 
 
 def random_map(size: int, seed: int, split: str | None = None) -> list[str]:
@@ -106,10 +143,9 @@ def held_out(grid: list[str]) -> bool:
     return int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0
 
 
-def _tile(letter: str) -> str:
-    return {"H": "O", "G": "G"}.get(letter, ".")
-
-
-def _look(grid: list[str], row: int, column: int) -> str:
-    inside = 0 <= row < len(grid) and 0 <= column < len(grid)
-    return _tile(grid[row][column]) if inside else "#"
+def _tile(grid: list[str], place: Place, tracks: set[Place]) -> str:
+    row, column = place
+    if not (0 <= row < len(grid) and 0 <= column < len(grid)):
+        return "#"
+    ice = "," if place in tracks else "."
+    return {"H": "O", "G": "G"}.get(grid[row][column], ice)

@@ -39,7 +39,9 @@ def make(config: SingleEnvironment, base: Path) -> ScriptedEnvironment:
     """A fresh environment of this configuration; `base` is the folder of the job file."""
     match config:
         case FrozenLakeConfig():
-            return adapt(FrozenLake(config.map, config.size, config.slippery, config.instructions))
+            return adapt(
+                FrozenLake(config.map, config.size, config.slippery, config.instructions, config.map_every_turn)
+            )
         case PromptsConfig():
             return adapt(Prompts(config.prompt))
         case PythonEnvironmentConfig():

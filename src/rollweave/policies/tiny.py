@@ -35,12 +35,13 @@ def build(config: TinyModel, seed: int, folder: Path) -> Path:
         raise ModelError(f"model.heads ({config.heads}) must be a multiple of model.kv_heads ({config.kv_heads})")
     if config.head_dim % 2:
         raise ModelError(f"model.head_dim ({config.head_dim}) must be even: rotary positions turn pairs of channels")
+    from rollweave.policies.forward import save_model  # loads torch
+
     no_progress_bars()
     tokenizer = byte_tokenizer()
     model = _random_model(config, tokenizer, derive(seed, "tiny-model"))
     with atomic_folder(folder) as partial:
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        save_model(model, tokenizer, partial)
     return folder
 
 
@@ -77,8 +78,9 @@ def _random_model(config: TinyModel, tokenizer: Any, seed: int) -> Any:
         num_key_value_heads=config.kv_heads,
         head_dim=config.head_dim,
         max_position_embeddings=config.max_positions,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         tie_word_embeddings=True,
+        initializer_range=0.05,  # transformers' 0.02 is meant for wide layers; narrow ones would start almost silent
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
