@@ -23,7 +23,9 @@ def write_report(run: Path, output: Path) -> Path:
     html = page(load_run(run))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(html, encoding="utf-8")
+        partial = output.with_name(output.name + ".partial")  # so that a full disk leaves no half page
+        partial.write_text(html, encoding="utf-8")
+        partial.replace(output)
     except OSError as error:
         raise RunFolderError(
             f"cannot write the report to {output}: {error.strerror}. Choose another file with -o"

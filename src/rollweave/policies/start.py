@@ -8,6 +8,7 @@ from pathlib import Path
 from rollweave.config.job import Job, TinyModel
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.scripted import Episode, play_scripted
+from rollweave.errors import RunFolderError
 from rollweave.policies.chat import ChatFormat
 from rollweave.policies.prepare import prepare
 from rollweave.policies.warm_start import ScriptedEpisode, warm_start
@@ -20,9 +21,15 @@ Progress = Callable[[str, int, int], None]
 
 def start_policy(job: Job, folder: Path, environments: MakeEnvironment, tasks: TaskSource, progress: Progress) -> Path:
     """The Hugging Face folder of the policy; one that has to be made is made in `folder`."""
-    policy = prepare(job.model, job.seed, folder)
-    if isinstance(job.model, TinyModel) and job.model.warm_start.steps > 0:
-        _teach_format(job, job.model, policy, environments, tasks, progress)
+    try:
+        policy = prepare(job.model, job.seed, folder)
+        if isinstance(job.model, TinyModel) and job.model.warm_start.steps > 0:
+            _teach_format(job, job.model, policy, environments, tasks, progress)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write the policy to {folder}: {error.strerror or error}; free space on that disk or choose "
+            "another place with --out"
+        ) from error
     return policy
 
 
