@@ -7,7 +7,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from rollweave.engines.protocol import Sampling
-from rollweave.engines.torch.sampling import NUCLEUS_GUESS, draw, uniforms
+from rollweave.engines.torch.sampling import NUCLEUS_GUESS, _invert, draw, uniforms
 from rollweave.trajectory import Transform
 from torch_engine_reference import engine_of, random_model, random_prompt, raw_logprobs, request, run, tokens_of
 
@@ -91,15 +91,16 @@ def test_uniforms_are_uniform_and_independent_of_each_other() -> None:
     assert uniforms([-1, 2**63 - 1], [0, 10**6]).shape == (2,)
 
 
-def test_the_last_token_is_reachable_and_nothing_beyond_it() -> None:
-    """The largest uniform number must not fall off the end of the cumulative distribution."""
-    logits = torch.full((4096, 3), -20.0)
-    logits[:, 1] = 0.0
-    draws = draw(logits, [Sampling()] * 4096, list(range(4096)), [0] * 4096)
-    assert max(draws.tokens) <= 2
+def test_the_ends_of_the_distribution() -> None:
+    """Neither the smallest nor the largest uniform number draws a token of weight 0 or one beyond the last."""
+    largest = 1.0 - 2.0**-23
+    totals = torch.rand(1000, 1, generator=torch.Generator().manual_seed(5)) * 100 + 1e-3
+    cumulative = torch.cat([torch.zeros(1000, 1), 0.5 * totals, totals, totals], dim=1)  # weights 0, t/2, t/2, 0
+    assert set(_invert(cumulative, torch.zeros(1000)).flatten().tolist()) == {1}
+    assert set(_invert(cumulative, torch.full((1000,), largest)).flatten().tolist()) == {2}
 
 
-def test_the_batch_does_not_change_what_is_drawn(record_property: pytest.FixtureRequest) -> None:
+def test_the_batch_does_not_change_what_is_drawn() -> None:
     """Each trajectory alone, all together, and through two slots with evictions: same seeds, same tokens."""
     model = random_model("qwen3")
     kinds = [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.3, "top_k": 20}]
