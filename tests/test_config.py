@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollweave.config.document import dump, parse
@@ -338,11 +338,17 @@ JSON = st.recursive(
 
 
 @given(JSON)
+@example({"\x85": ["\u2028", "\u2029"]})
+@example("text\nof two lines")
 def test_any_plain_data_comes_back_from_yaml_as_it_was(data: object) -> None:
     assert parse(dump(data), "f").data == data
 
 
 @given(st.from_regex(r"[-+.0-9eE_:~<nNaAtTrRuUlLsSfF ]{0,8}", fullmatch=True))
+@example("1e-4")
+@example("1E5")
+@example("<<")
+@example("~")
 def test_text_that_looks_like_a_value_comes_back_as_text(text: str) -> None:
     assert parse(dump({text: [text]}), "f").data == {text: [text]}
 
