@@ -46,3 +46,16 @@ class UntrainableBatch(RollweaveError):
 
 class WorkerDied(RollweaveError):
     pass
+
+
+def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Of everything that went wrong at once, what a person can act on: one of ours if there is one, else the first."""
+    leaves = _leaves(group)
+    return next((leaf for leaf in leaves if isinstance(leaf, RollweaveError)), leaves[0])
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves

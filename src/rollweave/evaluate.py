@@ -14,7 +14,7 @@ from rollweave.cluster.blueprint import Blueprint
 from rollweave.config.job import Job
 from rollweave.config.load import load_job, parse_job
 from rollweave.environments.registry import EnvironmentFactory, source
-from rollweave.errors import ConfigError
+from rollweave.errors import ConfigError, first_cause
 from rollweave.observability.events import Recorder
 from rollweave.pipelines.assemble import greedy
 from rollweave.rollout.evaluation import Evaluation, Evaluator
@@ -25,7 +25,10 @@ from rollweave.weights.store import MemoryStore
 def evaluate(target: str, overrides: Sequence[str], tasks: int) -> dict[str, Any]:
     """The result as one flat object, for printing or for a program."""
     job, policy = _resolve(Path(target), overrides)
-    evaluation = run_wall(lambda clock: _play(job, policy, tasks, clock))
+    try:
+        evaluation = run_wall(lambda clock: _play(job, policy, tasks, clock))
+    except BaseExceptionGroup as group:
+        raise first_cause(group) from group
     outcomes = Counter(str(t.outcome) for t in evaluation.trajectories)
     return {
         "policy": str(policy),
@@ -46,6 +49,9 @@ def _resolve(target: Path, overrides: Sequence[str]) -> tuple[Job, Path]:
         if checkpoint is None:
             raise ConfigError(f"{target} has no checkpoint yet; wait for one, or name a model folder")
         return job, checkpoint
+    from rollweave.policies.prepare import check_folder
+
+    check_folder(target)
     if not any(override.startswith("environment.") for override in overrides):
         raise ConfigError(
             f"{target} is not a run folder, so say what to play: rollweave eval {target} --env frozen_lake"

@@ -17,7 +17,7 @@ from rollweave.cluster.blueprint import Blueprint
 from rollweave.config.job import InlineRuntime, Job
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import EnvironmentFactory, source
-from rollweave.errors import RollweaveError, RunFolderError
+from rollweave.errors import RunFolderError, first_cause
 from rollweave.observability.events import EventFile, Recorder
 from rollweave.observability.metrics import MetricsWriter, read_metrics
 from rollweave.observability.report import write_report
@@ -84,7 +84,7 @@ class _Session:
         except KeyboardInterrupt:
             return "interrupted", None
         except BaseExceptionGroup as group:
-            return "failed", _first_cause(group)
+            return "failed", first_cause(group)
         except Exception as error:  # the run's boundary: whatever it is, the folder says how the run ended
             return "failed", error
         finally:
@@ -215,16 +215,3 @@ def start_machinery(blueprint: Blueprint, clock: Clock, logs: Path) -> AbstractA
     from rollweave.cluster.ray import start_ray
 
     return start_ray(blueprint, runtime, clock, logs)
-
-
-def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error a person can act on: one of ours if there is one, else the first."""
-    leaves = list(_leaves(group))
-    return next((leaf for leaf in leaves if isinstance(leaf, RollweaveError)), leaves[0])
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return leaves

@@ -114,10 +114,12 @@ class Adapted:
         )
 
     def _observation(self, method: str, value: Any) -> Observation:
-        if isinstance(value, str):
+        if isinstance(value, str) and _is_text(value):
             return value
         if isinstance(value, list) and value and all(map(_is_message, value)):
             return [{"role": message["role"], "content": message["content"]} for message in value]
+        if isinstance(value, str):
+            raise self._wrong(method, value, "half of a surrogate pair is no text: decode it with errors='replace'")
         fix = 'an observation is a string or a list of {"role": ..., "content": ...}'
         raise self._wrong(method, value, f"{fix}, not {type(value).__name__}")
 
@@ -150,7 +152,18 @@ def as_number(value: Any) -> float | None:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+    return isinstance(value, Mapping) and all(_is_text(value.get(key)) for key in ("role", "content"))
+
+
+def _is_text(value: Any) -> bool:
+    """A string that can be written down: Python's may hold half of a surrogate pair, which no tokenizer takes."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 ResetArguments = Callable[[int, Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]

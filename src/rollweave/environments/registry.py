@@ -56,7 +56,7 @@ def build(target: Any, arguments: Mapping[str, Any], name: str) -> ScriptedEnvir
         made = target(**arguments)
     except (Exception, SystemExit) as error:  # the boundary to a user's constructor
         given = ", ".join(arguments) or "none"
-        message = f"{name} could not be made (arguments: {given}): {blame(error)}"
+        message = f"{name} could not be made (environment.arguments: {given}): {blame(error)}"
         raise EnvironmentFailed(message) from error
     return adapt(made)
 

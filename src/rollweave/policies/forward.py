@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rollweave.errors import ModelError
 from rollweave.policies.quiet import no_progress_bars
 
 LOGITS_AT_ONCE = 2**26
@@ -23,10 +24,16 @@ LOGITS_AT_ONCE = 2**26
 
 def load_model(folder: Path) -> Any:
     """A Hugging Face causal LM in float32. Never in training mode: dropout would make new and old policy differ."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     no_progress_bars()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:  # cut short, of other shapes, half there
+        raise ModelError(
+            f"the weights in {folder} cannot be loaded ({error}); fetch the model again, all its files"
+        ) from error
     _make_savable(model)
     return model.eval()
 

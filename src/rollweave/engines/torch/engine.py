@@ -75,7 +75,9 @@ class TorchEngine:
         architecture = Architecture.of(model_config)
         if max_context > architecture.positions:
             known = architecture.positions
-            raise ModelError(f"max_context is {max_context}, but the model knows {known} positions: lower max_context")
+            raise ModelError(
+                f"rollout.max_context is {max_context}, but the model knows {known} positions: lower it to that"
+            )
         self.tokenizer = tokenizer
         self.max_context = max_context
         self.prefill_tokens = prefill_tokens
