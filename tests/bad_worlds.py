@@ -46,6 +46,16 @@ class ObservesNaN(Fine):
         return float("nan")
 
 
+class ObservesNoText(Fine):
+    def reset(self, seed: int) -> Any:
+        return "\ud800"
+
+
+class NeedsArguments(Fine):
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
 class NeverEnds(Fine):
     def step(self, action: str) -> Any:
         return "on", 0.5, False

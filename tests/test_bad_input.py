@@ -174,6 +174,13 @@ def test_a_model_without_chat_template(user: User) -> None:
     assert not ended.run.exists()
 
 
+def test_weights_that_are_cut_short(user: User) -> None:
+    shutil.copytree(user.place / "policy", user.place / "cut")
+    os.truncate(user.place / "cut" / "model.safetensors", 30_000)
+    ended = user.train("model.path=cut")
+    assert_said(ended, f"the weights in {user.place}/cut cannot be loaded", "fetch the model again")
+
+
 def test_a_dry_run_finds_what_is_missing_too(user: User) -> None:
     assert_said(user.train("model.path=nowhere", "--dry-run"), "nowhere does not exist")
 
@@ -204,6 +211,8 @@ def test_a_folder_with_other_files_is_no_run_folder(user: User) -> None:
         (environment("RaisesInStep"), ["RaisesInStep.step raised KeyError: 'wall'"]),
         (environment("RewardsNaN"), ["RewardsNaN.step returned the reward nan", "must be a finite number"]),
         (environment("ObservesNaN"), ["ObservesNaN.reset returned nan", "an observation is a string"]),
+        (environment("ObservesNoText"), ["ObservesNoText.reset returned '\\ud800'", "decode it with errors='replace'"]),
+        (environment("NeedsArguments"), ["could not be made (environment.arguments: none)", "'key'"]),
         (reward("raises"), ["worlds.py:raises raised", "ZeroDivisionError: nothing to divide by"]),
         (reward("returns_nan"), ["worlds.py:returns_nan returned nan", "must be a finite number"]),
         (reward("returns_nothing"), ["worlds.py:returns_nothing returned None", "return one on every path"]),
@@ -268,6 +277,29 @@ def test_one_hanging_environment_is_given_up_and_the_others_go_on(user: User, wo
     assert timed_out >= 1
     assert ended.summary["ledger"]["infra-failed"] == timed_out
     assert ended.summary["ledger"]["trained"] == 8
+
+
+# ------------------------------------------------------------------------------------------------- evaluation
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], ["nowhere does not exist"]),
+        (["nowhere", "--env", "frozen_lake"], ["nowhere does not exist"]),
+        (["policy"], ["policy is not a run folder, so say what to play", "--env frozen_lake"]),
+        (["policy", "environment.type=python", "environment.target=worlds.py:RaisesInStep"], ["KeyError: 'wall'"]),
+    ],
+)
+def test_what_cannot_be_evaluated(
+    user: User, words: list[str], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(user.place)
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", *words, "--tasks", "2"])
+    out, err = user.capsys.readouterr()
+    assert ended.value.code == 2
+    assert_said(Ended(2, out, err, user.place), *said)
 
 
 # ------------------------------------------------------------------------------------------------- a full disk
