@@ -13,6 +13,7 @@ from typing import Any
 from rollweave.config.job import Job
 from rollweave.config.load import parse_job
 from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
+from rollweave.errors import ConfigError
 from rollweave.observability.metrics import read_metrics
 from rollweave.rewards.function import NamedReward
 from rollweave.run import Given, train_job
@@ -66,6 +67,8 @@ def train(
     out      the run folder (default: a new one in runs/)
     sections other sections of a job file: rollout={"group_size": 8}, training={"steps": 50}, runtime={"type": "inline"}
     """
+    if taken := sections.keys() & {"model", "environment", "rewards"}:
+        raise ConfigError(f"rollweave.train: say {', '.join(sorted(taken))} with the arguments env, model and reward")
     rewards = [reward] if isinstance(reward, str) or callable(reward) else list(reward)
     document = {
         **_merged(DEFAULTS, sections),

@@ -127,7 +127,8 @@ class _Session:
         transcripts = TranscriptWriter(self.folder.path, chat.tokenizer.decode)
         keep = self.job.logging.transcripts_per_step
         events = EventFile(self.folder.path / "events.jsonl")
-        recorder = Recorder(clock.now, [events])
+        began = clock.now()
+        recorder = Recorder(lambda: clock.now() - began, [events])
         listeners = Listeners(
             recorder,
             on_row=[lambda step, row: self.view.step(self.metrics.write(step, row))],

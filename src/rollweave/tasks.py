@@ -77,7 +77,8 @@ class SeedSource:
         return [self._make("heldout", index, epoch=0) for index in range(count)]
 
     def _make(self, split: str, index: int, epoch: int) -> Task:
-        level = derive(self.seed, self.environment, split, index) & 0x7FFF_FFFE | (split == "heldout")
+        # The split is in the highest of 31 bits: environments look at the low ones (`seed % 10`).
+        level = derive(self.seed, self.environment, split, index) % 2**30 + 2**30 * (split == "heldout")
         return Task(f"{self.environment}/{split}/{index}", self.environment, level, {"split": split}, epoch)
 
 

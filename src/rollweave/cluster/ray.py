@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -31,6 +32,9 @@ from rollweave.training.protocol import Trainer
 
 OBJECT_STORE_BYTES = 256 * 2**20
 """Batches and completions pass through it; weights do not."""
+
+CONNECT_SECONDS = 10.0
+"""A cluster that has not answered by then is not there."""
 
 
 @asynccontextmanager
@@ -78,12 +82,20 @@ def _connect(runtime: RayRuntime) -> None:
     if runtime.address == "local":
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     try:
+        _knock(runtime.address)
         ray.init(address=runtime.address, **options)
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"runtime.address: no Ray cluster answers at {runtime.address!r} ({error}); start one with "
             "`ray start --head`, or set runtime.address=local for a private one"
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Ask whether anybody is there at all: Ray itself would go on trying for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) -> RayWorker:

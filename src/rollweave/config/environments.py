@@ -57,7 +57,7 @@ class MixtureMember(Section):
     environment: SingleEnvironment
     weight: PositiveFloat = 1.0
     name: str = ""
-    """The tag of its tasks in metrics and routing; default: the environment's type."""
+    """What its tasks are called; default: the environment's type."""
 
 
 class MixtureConfig(Section):

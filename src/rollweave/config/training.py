@@ -44,7 +44,8 @@ class TrainingConfig(Section):
     """Train steps of the job."""
     advantage: GRPOAdvantage = GRPOAdvantage()
     loss: PPOLoss = PPOLoss()
-    learning_rate: PositiveFloat = 1e-4
+    learning_rate: Annotated[float, Field(ge=0.0)] = 1e-4
+    """0 trains nothing: a check that weights and log-probs stay put."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up, down to `final_learning_rate_share` of the peak at the last step."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0

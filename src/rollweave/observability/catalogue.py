@@ -68,7 +68,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Off-policy": (
         Metric("offpolicy/ess", "share", "Effective sample size of the importance ratios over the batch's tokens; 1: "
                "on-policy."),
-        Metric("offpolicy/ratio_p50", "", "Median ratio of the policy's probability to the denominator's."),
+        Metric("offpolicy/ratio_p50", "", "Median ratio of the policy before the step to the behaviour."),
         Metric("offpolicy/ratio_p99", "", "Its 99th percentile."),
         Metric("offpolicy/ratio_max", "", "Its maximum."),
         Metric("offpolicy/clip_fraction", "share", "Tokens whose gradient the clip cut off."),
@@ -77,7 +77,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("offpolicy/uncorrected", "0 or 1", "1: every ratio is exactly 1 on stale data; nothing corrects it."),
     ),
     "Optimisation": (
-        Metric("loss/<part>", "", "The loss and its parts: total, policy, kl, entropy."),
+        Metric("loss/<part>", "", "Parts of the loss: policy, kl, entropy."),
         Metric("grad/<name>", "", "norm: of the gradient, before clipping; skipped: updates left out as not finite."),
     ),
     "Ledger and machine": (

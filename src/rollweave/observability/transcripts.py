@@ -45,6 +45,7 @@ def transcript(step: int, trajectory: Trajectory, decode: Decode) -> dict[str, A
         "cause": trajectory.cause,
         "reward": trajectory.reward,
         "rewards": trajectory.rewards,
+        "reward_parts": trajectory.info.get("reward_parts", {}),
         "staleness": step - trajectory.oldest_version,
         "tokens": trajectory.length,
         "turns": [_turn(turn, decode) for turn in trajectory.turns],

@@ -48,13 +48,13 @@ class Journal:
         self._last_tokens = dict.fromkeys(AttemptEnd, 0)
 
     @contextmanager
-    def phase(self, name: Phase) -> Iterator[None]:
+    def phase(self, name: Phase, step: int) -> Iterator[None]:
         """Around a phase of the loop: it is an event, its time is counted, and training is the trainer's work."""
         work = self._trainer_busy.busy() if name == "train" else nullcontext()
-        self._recorder.emit("phase.begin", phase=name, step=self._scheduler.next_step)
+        self._recorder.emit("phase.begin", phase=name, step=step)
         with self._steps.phase(name), work:
             yield
-        self._recorder.emit("phase.end", phase=name, step=self._scheduler.next_step)
+        self._recorder.emit("phase.end", phase=name, step=step)
 
     async def record(self, batch: Batch, metrics: Metrics, evaluation: Evaluation | None, checksum: str) -> None:
         """Write the step down."""

@@ -42,9 +42,9 @@ class Parts:
     _trainer_at_work: bool = False
     """It trains, and is ahead of `version`, or it saves."""
 
-    def phase(self, name: Phase) -> AbstractContextManager[None]:
+    def phase(self, name: Phase, step: int) -> AbstractContextManager[None]:
         self._trainer_at_work |= name == "train"
-        return self.journal.phase(name)
+        return self.journal.phase(name, step)
 
     def stop(self) -> bool:
         """Ask for the end. Returns whether the loop may be cancelled where it stands.
@@ -69,7 +69,7 @@ class Parts:
         self.version = batch.step + 1
         self._trainer_at_work = False
         self.scheduler.trained(batch)
-        with self.phase("eval"):
+        with self.phase("eval", batch.step):
             due = None if self.stopping else self.evaluator
             evaluation = await due.result() if due is not None else None
         await self.journal.record(batch, metrics, evaluation, self.weights.checksum)

@@ -17,15 +17,15 @@ from rollweave.pipelines.parts import Parts
 
 async def rollart(parts: Parts, first: int, last: int) -> None:
     for step in range(first, last):
-        with parts.phase("sync_exposed"):
+        with parts.phase("sync_exposed", step):
             await parts.weights.commit(step)  # suspend, swap, resume; caches are rebuilt from tokens
         parts.scheduler.advance(step)
         parts.start_evaluation(step)
-        with parts.phase("get_batch"):
+        with parts.phase("get_batch", step):
             batch = await parts.scheduler.get_batch(step)  # and refill rollout, up to alpha steps ahead
-        with parts.phase("train"):
+        with parts.phase("train", step):
             metrics = await parts.trainer.train_step(batch)
-        with parts.phase("sync_exposed"):
+        with parts.phase("sync_exposed", step):
             await parts.weights.publish(step + 1)
         if await parts.finish_step(batch, metrics):
             break

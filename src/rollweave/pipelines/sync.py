@@ -14,15 +14,15 @@ from rollweave.pipelines.parts import Parts
 
 async def sync(parts: Parts, first: int, last: int) -> None:
     for step in range(first, last):
-        with parts.phase("sync_exposed"):
+        with parts.phase("sync_exposed", step):
             await parts.weights.commit(step)
         parts.scheduler.advance(step)  # at alpha = 0: admits exactly the groups of this step
-        with parts.phase("get_batch"):
+        with parts.phase("get_batch", step):
             batch = await parts.scheduler.get_batch(step)
         parts.start_evaluation(step)  # the engines are idle while the trainer works
-        with parts.phase("train"):
+        with parts.phase("train", step):
             metrics = await parts.trainer.train_step(batch)
-        with parts.phase("sync_exposed"):
+        with parts.phase("sync_exposed", step):
             await parts.weights.publish(step + 1)
         if await parts.finish_step(batch, metrics):
             break

@@ -18,7 +18,7 @@ from rollweave.trajectory import Trajectory
 class RewardResult:
     value: float
     parts: dict[str, float] = field(default_factory=dict)
-    """Shown in metrics and transcripts; not added to `value`."""
+    """Shown in transcripts; not added to `value`."""
 
 
 RewardFunction = Callable[[Trajectory], "float | RewardResult | Awaitable[float | RewardResult]"]

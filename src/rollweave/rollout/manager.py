@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -42,7 +43,7 @@ class Dialogue(Protocol):
         ...
 
 
-class Scorer(Protocol):
+class Scores(Protocol):
     async def score(self, trajectory: Trajectory) -> None:
         """Fill in `trajectory.rewards`. Raises RewardFailed."""
         ...
@@ -57,7 +58,7 @@ class Stage:
     environment: Callable[[Task], Environment]
     """Makes a fresh environment for a task."""
     dialogue: Dialogue
-    scorer: Scorer
+    scorer: Scores
     deadlines: Deadlines
     max_turns: int
     max_context: int
@@ -102,6 +103,11 @@ class EnvManager:
             while (next_observation := await self._take_turn(environment)) is not None:
                 self.trajectory.observe(next_observation)
         finally:
+            await self._close(environment)
+
+    async def _close(self, environment: Environment) -> None:
+        """The episode is over: an environment that cannot be closed takes nothing away from it."""
+        with suppress(DeadlineExceeded, EnvironmentFailed):
             await self._in_time(environment.close(), "close", self.stage.deadlines.env_reset)
 
     async def _take_turn(self, environment: Environment) -> list[int] | None:

@@ -43,7 +43,7 @@ class WeightSync:
             if checksum != self.checksum:
                 raise WeightMismatch(
                     f"engine {number} staged weights {checksum} as version {version}, the trainer published "
-                    f"{self.checksum}: the weight store is corrupt; restart the run from its last checkpoint"
+                    f"{self.checksum}: what passed between them is corrupt, and the run stops before it trains on it"
                 )
         self._recorder.emit("weights.publish", version=version, seconds=self._clock.now() - started)
 
