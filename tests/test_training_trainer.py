@@ -159,20 +159,32 @@ def test_rows_without_advantage_count_but_are_not_computed(folder: Path, monkeyp
 
 
 def test_minibatches_are_several_updates_of_one_version(folder: Path) -> None:
-    made, once = trainer(folder, minibatches=3), trainer(folder)
-    metrics = made.train_step(batch())
-    once.train_step(batch())
-    assert made.version == once.version == 1
+    made = trainer(folder, minibatches=3)
+    made.train_step(batch())
+    assert made.version == 1
     assert made.optimizer.state_dict()["state"][0]["step"] == 3
-    assert metrics["offpolicy/ratio_p50"] == pytest.approx(once_ratio(folder), rel=1e-5)
     again = trainer(folder, minibatches=3)
     again.train_step(batch())
     assert difference(made, again) == 0.0
 
 
-def once_ratio(folder: Path) -> float:
-    """Off-policy statistics are of the policy before the step, so the number of mini-batches cannot matter."""
-    return trainer(folder).train_step(batch())["offpolicy/ratio_p50"]
+def test_a_minibatch_holds_whole_groups(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(folder, minibatches=3)
+    shares: list[set[int]] = []
+    plain = made._passes
+    monkeypatch.setattr(
+        made, "_passes", lambda rows, idle: (shares.append({r.group for r in rows}), plain(rows, idle))[1]
+    )
+    data = batch()
+    made.train_step(data)
+    assert sum(len(share) for share in shares) == len(data.groups), "no group is in two mini-batches"
+
+
+def test_off_policy_numbers_are_of_the_policy_before_the_step(folder: Path) -> None:
+    """However many updates the step makes: a huge learning rate must not show in them."""
+    calm = trainer(folder, minibatches=3, learning_rate=1e-9).train_step(batch())
+    wild = trainer(folder, minibatches=3, learning_rate=1.0).train_step(batch())
+    assert wild["offpolicy/ratio_p50"] == pytest.approx(calm["offpolicy/ratio_p50"], rel=1e-5)
 
 
 def test_the_reference_stays_the_first_policy(folder: Path, tmp_path: Path) -> None:

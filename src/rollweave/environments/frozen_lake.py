@@ -13,6 +13,7 @@ import hashlib
 import random
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from rollweave.environments.protocol import Message, Observation, StepResult
@@ -126,6 +127,7 @@ class FrozenLake:
         return f"{draw_map(self.grid, self._place(), self.tracks)}\n{around}" if with_map else around
 
 
+@lru_cache(maxsize=1024)  # the members of a group share their map
 def random_map(size: int, seed: int, split: str | None = None) -> list[str]:
     """A solvable map; with a split (`train` or `heldout`), one that belongs to it."""
     from gymnasium.envs.toy_text.frozen_lake import generate_random_map

@@ -21,7 +21,7 @@ from rollweave.errors import ModelError
 from rollweave.policies.forward import fill_rows, load_model, pad_rows, save_model, token_logprobs
 from rollweave.seeds import generator
 
-PASS_TOKENS = 8192
+PASS_TOKENS = 1024
 """Padded tokens per forward and backward pass."""
 
 

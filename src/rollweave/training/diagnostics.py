@@ -17,27 +17,31 @@ from rollweave.training.protocol import Metrics
 class StepRecord:
     """Collects what the passes and updates of one train step saw."""
 
-    passes: list[tuple[MicroBatch, TokenLoss, Tensor]] = field(default_factory=list)
-    """Micro-batch, its per-token losses (detached) and the trainer's log-probs before the step."""
+    passes: list[tuple[MicroBatch, TokenLoss, Tensor | None]] = field(default_factory=list)
+    """Micro-batch, its per-token losses (detached) and, where known, the trainer's log-probs before the step: always
+    for the first mini-batch, a random share of the groups."""
     norms: list[float] = field(default_factory=list)
     updates: int = 0
     skipped: int = 0
 
     def metrics(self, version: int) -> Metrics:
-        weight, behaviour, versions = (self._flat(name) for name in ("weight", "behaviour", "versions"))
+        weight, versions = self._flat("weight"), self._flat("versions")
         policy, kl, entropy = (self._losses(name) for name in ("policy", "kl", "entropy"))
         ratio, clipped = self._losses("ratio"), self._losses("clipped")
-        before = torch.cat([before for _, _, before in self.passes])
+        known = [(micro, before) for micro, _, before in self.passes if before is not None]
+        before = torch.cat([before for _, before in known])
+        drawn = torch.cat([micro.behaviour for micro, _ in known])
+        drawn_by = torch.cat([micro.versions for micro, _ in known])
         found = {
             "loss/policy": float((weight * policy).sum()) / self.updates,
             "loss/kl": float((weight * kl).sum() / weight.sum()),
             "loss/entropy": float((weight * entropy).sum() / weight.sum()),
             "grad/norm": sum(self.norms) / max(1, len(self.norms)),
             "grad/skipped": float(self.skipped),
-            **off_policy(before, behaviour),
+            **off_policy(before, drawn),
             "offpolicy/clip_fraction": float(clipped.float().mean()),
             "offpolicy/uncorrected": float(bool((versions < version).any()) and bool((ratio == 1.0).all())),
-            "mismatch/logprob_gap": logprob_gap(before, behaviour, versions, version),
+            "mismatch/logprob_gap": logprob_gap(before, drawn, drawn_by, version),
         }
         # A skipped update has infinities in its losses; a metrics file must stay readable. `grad/skipped` tells.
         return {name: value if math.isfinite(value) else 0.0 for name, value in found.items()}

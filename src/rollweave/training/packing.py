@@ -22,6 +22,7 @@ class Row:
     """One trajectory, ready to be packed: all its tokens, and the data of the sampled ones."""
 
     tokens: list[int]
+    group: int
     advantage: float
     columns: list[int] = field(default_factory=list)
     behaviour: list[float] = field(default_factory=list)
@@ -57,7 +58,7 @@ def micro_batches(rows: Sequence[Row], weights: Sequence[float], budget: int) ->
 
 
 def _row(trajectory: Trajectory, advantage: float) -> Row:
-    row = Row([], advantage)
+    row = Row([], trajectory.group, advantage)
     for span in trajectory.spans():
         if span.version is not None:
             if not row.tokens:

@@ -55,11 +55,11 @@ class TorchTrainer:
         minibatches = self._minibatches(rows)
         rate = self._set_learning_rate()
         record = StepRecord()
-        if len(minibatches) > 1:  # with one, its own pass still sees the policy before the step
+        if self.config.loss.denominator == "proximal" and len(minibatches) > 1:
             self._recompute(minibatches)
-        for passes in minibatches:
+        for number, passes in enumerate(minibatches):
             for micro in passes:
-                self._accumulate(micro, record)
+                self._accumulate(micro, record, untouched=number == 0)
             self._update(record)
         metrics = record.metrics(self.version)
         self._warn(metrics)
@@ -72,11 +72,14 @@ class TorchTrainer:
 
     def _minibatches(self, rows: list[Row]) -> list[list[MicroBatch]]:
         """Mini-batches as lists of passes. Every row counts in the denominators; idle ones are not computed."""
-        count = min(self.config.minibatches, len(rows))
+        groups = list(dict.fromkeys(row.group for row in rows))
+        count = min(self.config.minibatches, len(groups))
         idle_too = self._compute_idle(rows)
         if count > 1:
-            rows = generator(self.seed, "minibatches", self.version).sample(rows, len(rows))
-        return [self._passes(rows[i::count], idle_too) for i in range(count)]
+            groups = generator(self.seed, "minibatches", self.version).sample(groups, len(groups))
+        # Whole groups: within one, advantages add up to zero, and a mini-batch should not be pulled off that.
+        shares = [set(groups[i::count]) for i in range(count)]
+        return [self._passes([row for row in rows if row.group in share], idle_too) for share in shares]
 
     def _passes(self, rows: list[Row], idle_too: bool) -> list[MicroBatch]:
         weights = token_weights([len(row.columns) for row in rows], self.config.loss.aggregation)
@@ -97,12 +100,19 @@ class TorchTrainer:
             for micro in passes:
                 micro.before, _ = self._logprobs(self.model, micro)
 
-    def _accumulate(self, micro: MicroBatch, record: StepRecord) -> None:
-        """Forward and backward of one pass; gradients add up to the mini-batch's."""
+    def _accumulate(self, micro: MicroBatch, record: StepRecord, untouched: bool) -> None:
+        """Forward and backward of one pass; gradients add up to the mini-batch's.
+
+        `untouched`: no update of this step has happened yet, so the pass itself sees the policy before the step.
+        """
         config = self.config.loss
         new, entropy = self._logprobs(self.model, micro)
-        before = new.detach() if micro.before is None else micro.before
-        old = before if config.denominator == "proximal" else micro.behaviour
+        before = new.detach() if untouched else micro.before
+        if config.denominator == "proximal":
+            assert before is not None, "recomputed at the start of the step"
+            old = before
+        else:
+            old = micro.behaviour
         if config.entropy_coefficient == 0:
             entropy = entropy.detach()
         loss = ppo_loss(new, old, micro.advantage, entropy, self._reference_logprobs(micro), config)
