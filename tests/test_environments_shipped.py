@@ -54,8 +54,8 @@ def folder(tmp_path: Path) -> Path:
 def test_render_marks_the_player_and_names_the_neighbours() -> None:
     lake = ["SFH", "FFF", "HFG"]
     assert draw_map(lake, (1, 0), {(0, 0), (1, 0)}) == ",.O\n@..\nO.G"
-    assert look_around(lake, (1, 1), {(0, 0), (1, 0), (1, 1)}) == "L,D.R.U."
-    assert look_around(lake, (1, 2), set()) == "L.DGR#UO"
+    assert look_around(lake, (1, 1), {(0, 0), (1, 0), (1, 1)}) == "<DRU"
+    assert look_around(lake, (1, 2), set()) == "LD-u"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_scripted_play_gives_conversations_of_legal_actions() -> None:
     episodes = play_scripted(factory, tasks, 12, seed=1)
     assert len(episodes) == 30 and all(1 <= len(episode) <= 12 for episode in episodes)
     assert {action for episode in episodes for _, action in episode} == set("LDRU")
-    assert episodes[0][0][0] == "@...\n.O.O\n...O\nO..G\nL#D.R.U#"
+    assert episodes[0][0][0] == "@...\n.O.O\n...O\nO..G\n-DR-"
     assert episodes == play_scripted(factory, tasks, 12, seed=1) != play_scripted(factory, tasks, 12, seed=2)
 
 

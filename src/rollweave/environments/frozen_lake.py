@@ -9,6 +9,7 @@ to is a digest of the map itself, and a task's seed only picks among them.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 import re
@@ -27,9 +28,11 @@ WORDS = {
 }
 RULES = (
     "You stand on a frozen lake (@). Walk over ice (.) to the goal (G) without stepping into a hole (O). "
-    "A line like L#D.ROU, tells what lies to your left (L), down (D), right (R) and up (U): # is the edge of the "
-    "lake, a comma is ice where you have been. Each turn, answer with one letter: L, D, R or U."
+    "A line of four signs tells what lies to your left, down, right and up: a capital letter (L, D, R, U) is ice or "
+    "the goal, a small letter (l, d, r, u) a hole, an arrow (< v > ^) ice where you have been, - the edge of the lake. "
+    "Each turn, answer with one capital letter: L, D, R or U."
 )
+TRACKS = {"L": "<", "D": "v", "R": ">", "U": "^"}
 Place = tuple[int, int]
 
 HELD_OUT_ONE_IN = 5
@@ -46,11 +49,11 @@ def draw_map(grid: list[str], player: Place, tracks: set[Place]) -> str:
 
 
 def look_around(grid: list[str], player: Place, tracks: set[Place]) -> str:
-    """What lies left, down, right and up, always eight characters: `L#D.ROU,`."""
-    row, column = player
-    return "".join(
-        letter + _tile(grid, (row + down, column + right), tracks) for letter, (down, right) in MOVES.items()
-    )
+    """What lies left, down, right and up, a sign each: `-Dr^`.
+
+    Every sign names its direction by itself, so a small policy need not count positions to know what it means.
+    """
+    return "".join(_sign(letter, grid, _next_to(player, letter), tracks) for letter in MOVES)
 
 
 def parse(answer: str) -> str | None:
@@ -79,12 +82,12 @@ class FrozenLake:
         self.map_every_turn = map_every_turn
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
-        from gymnasium.envs.toy_text.frozen_lake import MAPS, FrozenLakeEnv
+        from gymnasium.envs.toy_text.frozen_lake import MAPS
 
         fixed = MAPS[f"{self.size}x{self.size}"]
         self.grid = fixed if self.map == "fixed" else random_map(self.size, seed, data.get("split"))
-        # The bare class, not gymnasium.make: the turn limit is the rollout's business.
-        self.env = FrozenLakeEnv(desc=self.grid, is_slippery=self.slippery)
+        # An episode's own state is its position and its generator, both made by reset; the tables are shared.
+        self.env = copy.copy(_lake(tuple(self.grid), self.slippery))
         self.env.reset(seed=seed)
         self.tracks: set[Place] = {self._place()}
         screen = self._screen(with_map=True)
@@ -109,14 +112,7 @@ class FrozenLake:
 
     def scripted_action(self, rng: random.Random) -> str:
         """Any move that does not run into the edge."""
-        row, column = self._place()
-        return rng.choice(
-            [
-                letter
-                for letter, (down, right) in MOVES.items()
-                if 0 <= row + down < self.size and 0 <= column + right < self.size
-            ]
-        )
+        return rng.choice([letter for letter in MOVES if _inside(self.grid, _next_to(self._place(), letter))])
 
     def _place(self) -> Place:
         row, column = divmod(int(self.env.s), self.size)
@@ -125,6 +121,14 @@ class FrozenLake:
     def _screen(self, with_map: bool) -> str:
         around = look_around(self.grid, self._place(), self.tracks)
         return f"{draw_map(self.grid, self._place(), self.tracks)}\n{around}" if with_map else around
+
+
+@lru_cache(maxsize=1024)  # making its tables takes a millisecond
+def _lake(grid: tuple[str, ...], slippery: bool) -> Any:
+    from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+
+    # The bare class, not gymnasium.make: the turn limit is the rollout's business.
+    return FrozenLakeEnv(desc=list(grid), is_slippery=slippery)
 
 
 @lru_cache(maxsize=1024)  # the members of a group share their map
@@ -146,8 +150,20 @@ def held_out(grid: list[str]) -> bool:
 
 
 def _tile(grid: list[str], place: Place, tracks: set[Place]) -> str:
-    row, column = place
-    if not (0 <= row < len(grid) and 0 <= column < len(grid)):
-        return "#"
     ice = "," if place in tracks else "."
-    return {"H": "O", "G": "G"}.get(grid[row][column], ice)
+    return {"H": "O", "G": "G"}.get(grid[place[0]][place[1]], ice)
+
+
+def _sign(letter: str, grid: list[str], place: Place, tracks: set[Place]) -> str:
+    if not _inside(grid, place):
+        return "-"
+    return {"O": letter.lower(), ",": TRACKS[letter]}.get(_tile(grid, place, tracks), letter)
+
+
+def _next_to(place: Place, letter: str) -> Place:
+    down, right = MOVES[letter]
+    return place[0] + down, place[1] + right
+
+
+def _inside(grid: list[str], place: Place) -> bool:
+    return 0 <= place[0] < len(grid) and 0 <= place[1] < len(grid)

@@ -32,7 +32,8 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         # Observations repeat (a board has few states): remembering them makes most replies a dictionary look-up.
-        self._tokens_of = lru_cache(maxsize=4096)(self._encode)
+        self._tokens_of_opening = lru_cache(maxsize=4096)(lambda text: self._encode(self._render(_messages(text))))
+        self._tokens_after = lru_cache(maxsize=4096)(lambda text: self._encode(self._after_answer(_messages(text))))
         self._multi_turn_checked = False  # only then: a single-turn job may use any template
 
     @classmethod
@@ -44,7 +45,9 @@ class ChatFormat:
 
     def open(self, observation: Observation) -> list[int]:
         """The first observation, up to where the answer begins."""
-        return list(self._tokens_of(self._render(_messages(observation))))
+        if isinstance(observation, str):
+            return list(self._tokens_of_opening(observation))
+        return list(self._encode(self._render(observation)))
 
     def reply(self, observation: Observation, answered_end: bool) -> list[int]:
         """What to append after an answer: the next observation, up to where the next answer begins.
@@ -53,7 +56,10 @@ class ChatFormat:
         """
         if not self._multi_turn_checked:
             self.check_multi_turn()
-        tokens = self._tokens_of(self._after_answer(_messages(observation)))
+        if isinstance(observation, str):
+            tokens = self._tokens_after(observation)
+        else:
+            tokens = self._encode(self._after_answer(observation))
         return list(tokens[self._end_position(tokens) + 1 :] if answered_end else tokens)
 
     def ended(self, answer: Sequence[int]) -> bool:
