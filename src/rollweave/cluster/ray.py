@@ -46,8 +46,8 @@ async def start_ray(blueprint: Blueprint, runtime: RayRuntime, clock: Clock, log
     job = blueprint.job
     engine_threads, trainer_threads = _threads(runtime)
     with _shared_folder() as store:
-        engine = _worker(EngineWorker, "engine", logs, engine_threads, blueprint, store, engine_threads)
-        trainer = _worker(TrainerWorker, "trainer", logs, trainer_threads, blueprint, store, trainer_threads)
+        engine = _worker(EngineWorker, "engine", logs, engine_threads, blueprint, store)
+        trainer = _worker(TrainerWorker, "trainer", logs, trainer_threads, blueprint, store)
         hosts = [
             _worker(HostWorker, name, logs, 1, name, blueprint, [engine])
             for name in (f"host-{n}" for n in range(runtime.hosts))
@@ -102,7 +102,7 @@ def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) ->
     """Start a worker; `run`, where it has one, is to be awaited: a worker's failure is ours."""
     import ray
 
-    # OMP's idle threads spin by default, which starves whoever else has the core.
+    # torch takes its threads from here. OMP's idle ones spin by default, which starves whoever else has the core.
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     actor = ray.remote(kind).options(num_cpus=0, runtime_env={"env_vars": environment})
     log = logs.absolute() / f"{name}.log"

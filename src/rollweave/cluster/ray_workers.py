@@ -52,8 +52,8 @@ class Outbox(Generic[T]):
 
 
 class EngineWorker:
-    def __init__(self, blueprint: Blueprint, store: Path, threads: int, log: Path) -> None:
-        _prepare_process(threads, log)
+    def __init__(self, blueprint: Blueprint, store: Path, log: Path) -> None:
+        _prepare_process(log)
         self._blueprint = blueprint
         self._store = SharedMemoryStore(store)
         self._outboxes: dict[str, Outbox[Completion]] = defaultdict(Outbox)
@@ -98,8 +98,8 @@ class EngineWorker:
 
 
 class TrainerWorker:
-    def __init__(self, blueprint: Blueprint, store: Path, threads: int, log: Path) -> None:
-        _prepare_process(threads, log)
+    def __init__(self, blueprint: Blueprint, store: Path, log: Path) -> None:
+        _prepare_process(log)
         self._blueprint = blueprint
         self._store = SharedMemoryStore(store)
 
@@ -121,7 +121,7 @@ class TrainerWorker:
 
 class HostWorker:
     def __init__(self, name: str, blueprint: Blueprint, engines: list[RayWorker], log: Path) -> None:
-        _prepare_process(1, log)
+        _prepare_process(log)
         self._name = name
         self._blueprint = blueprint
         self._engines = engines
@@ -151,13 +151,10 @@ class HostWorker:
         return await self._outbox.take()
 
 
-def _prepare_process(threads: int, log: Path) -> None:
+def _prepare_process(log: Path) -> None:
     """Everything said in the process, by a crash or a user's `print` too, goes to its log in the run folder."""
-    import torch
-
     with log.open("a") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
     faulthandler.enable()
     logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    torch.set_num_threads(threads)
