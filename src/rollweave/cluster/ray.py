@@ -21,7 +21,7 @@ from rollweave.clock import Clock
 from rollweave.cluster.blueprint import Blueprint, cores
 from rollweave.cluster.placement import TakingTurns
 from rollweave.cluster.ray_clients import RayEngine, RayTrainer, RayTransport
-from rollweave.cluster.ray_worker import RayWorker
+from rollweave.cluster.ray_handle import WorkerHandle
 from rollweave.cluster.ray_workers import EngineWorker, HostWorker, TrainerWorker
 from rollweave.config.job import RayRuntime
 from rollweave.errors import ConfigError
@@ -98,7 +98,7 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
-def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) -> RayWorker:
+def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) -> WorkerHandle:
     """Start a worker; `run`, where it has one, is to be awaited: a worker's failure is ours."""
     import ray
 
@@ -106,7 +106,7 @@ def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) ->
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     actor = ray.remote(kind).options(num_cpus=0, runtime_env={"env_vars": environment})
     log = logs.absolute() / f"{name}.log"
-    return RayWorker(actor.remote(*arguments, log), name, log)
+    return WorkerHandle(actor.remote(*arguments, log), name, log)
 
 
 def _threads(runtime: RayRuntime) -> tuple[int, int]:
@@ -119,7 +119,7 @@ def _placed(runtime: RayRuntime, trainer: Trainer, engines: list[RayEngine]) -> 
     return TakingTurns(trainer, engines) if runtime.placement == "colocated" else trainer
 
 
-async def _pump(host: RayWorker, link: Endpoint[Any, Any]) -> None:
+async def _pump(host: WorkerHandle, link: Endpoint[Any, Any]) -> None:
     while True:
         for packet in await host.call("collect"):
             link.receive(packet)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollweave.clock import Clock
-from rollweave.cluster.ray_worker import RayWorker
+from rollweave.cluster.ray_handle import WorkerHandle
 from rollweave.config.job import Deadlines
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.rollout.link import Packet
@@ -18,7 +18,7 @@ from rollweave.trajectory import Batch
 class RayEngine:
     """An `Engine` in another process. Requests of one tick travel together, and so do the answers of one step."""
 
-    def __init__(self, worker: RayWorker, client: str) -> None:
+    def __init__(self, worker: WorkerHandle, client: str) -> None:
         self._worker = worker
         self._client = client
         self._answers: dict[str, asyncio.Future[Completion]] = {}
@@ -86,7 +86,7 @@ class RayEngine:
 class RayTrainer:
     """A `Trainer` in another process."""
 
-    def __init__(self, worker: RayWorker, clock: Clock, deadlines: Deadlines) -> None:
+    def __init__(self, worker: WorkerHandle, clock: Clock, deadlines: Deadlines) -> None:
         self._worker = worker
         self._clock = clock
         self._deadlines = deadlines
@@ -114,7 +114,7 @@ class RayTrainer:
 class RayTransport:
     """Packets from the driver to one host."""
 
-    def __init__(self, worker: RayWorker) -> None:
+    def __init__(self, worker: WorkerHandle) -> None:
         self._worker = worker
 
     def __call__(self, packet: Packet[Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from rollweave.clock import Clock
 from rollweave.cluster.blueprint import Blueprint
-from rollweave.cluster.ray_worker import RayWorker
+from rollweave.cluster.ray_handle import WorkerHandle
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.environments.isolation import EnvironmentPool
@@ -120,7 +120,7 @@ class TrainerWorker:
 
 
 class HostWorker:
-    def __init__(self, name: str, blueprint: Blueprint, engines: list[RayWorker], log: Path) -> None:
+    def __init__(self, name: str, blueprint: Blueprint, engines: list[WorkerHandle], log: Path) -> None:
         _prepare_process(log)
         self._name = name
         self._blueprint = blueprint

@@ -20,7 +20,7 @@ CRASH = "Fatal Python error"
 
 
 @dataclass(frozen=True, slots=True)
-class RayWorker:
+class WorkerHandle:
     actor: Any
     name: str
     log: Path
