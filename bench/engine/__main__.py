@@ -1,9 +1,14 @@
-"""`python -m bench.engine [--model tiny|smollm2] [--threads N] [--json] [--quick]`"""
+"""`python -m bench.engine [--model tiny|smollm2] [--threads N] [--turns N] [--json] [--quick]`
+
+The whole workload takes minutes with the tiny model and the better part of an hour with SmolLM2 (nearly all of it
+`generate`, which computes every history anew): `--turns 3` cuts it to the first turns of every trajectory.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 import torch
@@ -18,21 +23,24 @@ def main() -> None:
     arguments = _arguments()
     # Once and before any work: torch cannot raise the number of threads of a running process.
     torch.set_num_threads(arguments.threads)
-    result = compare(arguments.model, quick=arguments.quick)
+    result = compare(arguments.model, arguments.turns, quick=arguments.quick)
     print(json.dumps(result) if arguments.json else _table(result, arguments.threads))
 
 
-def compare(name: str, *, quick: bool) -> dict[str, Any]:
+def compare(name: str, turns: int | None, *, quick: bool) -> dict[str, Any]:
     model = _tiny() if name == "tiny" else _smollm2()
     config = model.config
     trajectories = TRAJECTORIES[name] // (4 if quick else 1)
-    work = workload.load(config.vocab_size, trajectories, turns=2 if quick else None)
+    work = workload.load(config.vocab_size, trajectories, turns=2 if quick else turns)
     tokens = workload.sampled_tokens(work)
     warm_up = workload.load(config.vocab_size, 2, turns=1)
     run_engine(model, warm_up)
     run_generate(model, warm_up)
+    _say("measuring the machine")
     machine = roofline.measure(trajectories, config.hidden_size, config.intermediate_size)
+    _say(f"our engine: {tokens} tokens")
     ours, stats = run_engine(model, work)
+    _say(f"generate: the same (ours took {ours:.0f} s)")
     theirs = run_generate(model, work)
     return {
         "model": name,
@@ -58,17 +66,21 @@ def _tiny() -> Any:
 
 
 def _smollm2() -> Any:
-    from transformers import AutoModelForCausalLM
-
     from rollweave.policies import smollm2
+    from rollweave.policies.forward import load_model
 
-    return AutoModelForCausalLM.from_pretrained(smollm2.ensure(), dtype=torch.float32).eval()
+    return load_model(smollm2.ensure())
+
+
+def _say(what: str) -> None:
+    print(f"... {what}", file=sys.stderr, flush=True)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
     parser.add_argument("--model", choices=list(TRAJECTORIES), default="tiny")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--turns", type=int, help="only the first N turns of every trajectory")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="a quarter of the trajectories, two turns")
     return parser.parse_args()
