@@ -73,7 +73,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("offpolicy/ratio_max", "", "Its maximum."),
         Metric("offpolicy/clip_fraction", "share", "Tokens whose gradient the clip cut off."),
         Metric("mismatch/logprob_gap", "nats", "Mean absolute difference between the engine's and the trainer's "
-               "log-probs, on tokens of the version being trained if the batch has any."),
+               "log-probs on tokens of the version being trained; absent if the batch has none."),
         Metric("offpolicy/uncorrected", "0 or 1", "1: every ratio is exactly 1 on stale data; nothing corrects it."),
     ),
     "Optimisation": (

@@ -41,7 +41,7 @@ class StepRecord:
             **off_policy(before, drawn),
             "offpolicy/clip_fraction": float(clipped.float().mean()),
             "offpolicy/uncorrected": float(bool((versions < version).any()) and bool((ratio == 1.0).all())),
-            "mismatch/logprob_gap": logprob_gap(before, drawn, drawn_by, version),
+            **logprob_gap(before, drawn, drawn_by, version),
         }
         # A skipped update has infinities in its losses; a metrics file must stay readable. `grad/skipped` tells.
         return {name: value if math.isfinite(value) else 0.0 for name, value in found.items()}
@@ -68,11 +68,11 @@ def off_policy(before: Tensor, behaviour: Tensor) -> Metrics:
     }
 
 
-def logprob_gap(before: Tensor, behaviour: Tensor, versions: Tensor, current: int) -> float:
-    """Mean |trainer - engine| log-prob on tokens of the current version (of all tokens, if there are none).
+def logprob_gap(before: Tensor, behaviour: Tensor, versions: Tensor, current: int) -> Metrics:
+    """Mean |trainer - engine| log-prob on tokens of the current version; nothing if the batch has none.
 
-    On those the two should agree to rounding; a gap means that engine and trainer compute different models.
+    On those the two should agree to rounding; a gap means that engine and trainer compute different models. On older
+    tokens they differ because the policy has moved, which says nothing about the engine.
     """
     fresh = versions == current
-    gap = (before - behaviour).abs()
-    return float(gap[fresh].mean() if bool(fresh.any()) else gap.mean())
+    return {"mismatch/logprob_gap": float((before - behaviour).abs()[fresh].mean())} if bool(fresh.any()) else {}
