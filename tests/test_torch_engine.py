@@ -182,12 +182,24 @@ def test_smollm2_equals_generate(record_property: Any) -> None:
     }
     follow_up = tokenizer.encode("<|im_end|>\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n")
     agreement = Agreement()
-    for turn in range(3):
-        done = run(engine, [request(n, tokens, turn=turn, max_tokens=10) for n, tokens in contexts.items()])
+
+    def play(turn: int, names: list[str], checked: bool) -> None:
+        done = run(engine, [request(n, contexts[n], turn=turn, max_tokens=6) for n in names])
         for name, completion in done.items():
-            agreement.check(model, contexts[name], completion)
+            if checked:
+                agreement.check(model, contexts[name], completion)
             contexts[name] = contexts[name] + tokens_of(completion) + follow_up
-        if turn == 0:
-            assert "Paris" in done["0"].text
+        assert turn or "Paris" in tokenizer.decode(contexts["0"])
+
+    play(0, ["0"], checked=True)  # alone
+    for turn in range(1, 10):
+        play(turn, list(contexts), checked=turn in (1, 9))  # a full batch, the tenth turn
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.01)
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    engine.prepare(1, tensors)
+    engine.commit(1)
+    play(10, list(contexts), checked=True)  # after a weight update
     report("smollm2", agreement, record_property)
     assert agreement.ties <= 2
