@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from rollweave.clock import run_virtual
 from rollweave.config.job import Job
 from rollweave.errors import EnvironmentFailed
+from rollweave.rollout.ledger import LedgerError
+from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.simulation.durations import constant, lognormal, normal
 from rollweave.simulation.environment import EnvironmentModel
 from rollweave.simulation.transport import TransportModel
@@ -75,6 +77,18 @@ def test_the_bound_holds_and_the_books_balance_under_faults(alpha: int, world: W
     result.parts.scheduler.ledger.check()
     trained = [group.id for batch in result.trainer.batches for group in batch.groups]
     assert len(trained) == len(set(trained)) == 24
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 4), st.integers(0, 10**6))
+def test_the_bound_holds_when_new_groups_overtake_old_ones(alpha: int, seed: int) -> None:
+    """Heavy tails and room for everybody: a few groups stay behind for many steps."""
+    slow = EnvironmentModel(turns=lambda rng: rng.randint(1, 5), step_seconds=lognormal(0.2, 2.0))
+    heavy = job(rollart(alpha), environments=500, deadlines={"env_step": 1e6, "get_batch": 1e6})
+    steps = heavy.training.model_copy(update={"steps": 15})
+    world = World(environment=slow, train_seconds=constant(0.1))
+    result = run(heavy.model_copy(update={"seed": seed, "training": steps}), world)
+    assert all(max(batch.staleness()) <= alpha for batch in result.trainer.batches)
 
 
 @settings(max_examples=40, deadline=None)
@@ -163,3 +177,15 @@ def test_admission_allows_what_the_design_says(alpha: int, groups: int) -> None:
     after_update = next(k for k in range(1000) if not bound.admits(k, next_step=7, engine_version=7))
     while_training = next(k for k in range(1000) if not bound.admits(k, next_step=8, engine_version=7))
     assert (after_update, while_training) == ((1 + alpha) * groups, alpha * groups)
+
+
+def test_an_error_while_a_report_is_booked_ends_the_run_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports arrive in callbacks; what goes wrong there must not turn into a wait for ever."""
+
+    def broken(*_: object) -> None:
+        raise LedgerError("the books do not balance")
+
+    monkeypatch.setattr(RolloutScheduler, "_end_member", broken)
+    with pytest.raises(ExceptionGroup) as caught:
+        run(job(rollart(1)), World())
+    assert caught.group_contains(LedgerError, match="do not balance")

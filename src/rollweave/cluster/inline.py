@@ -45,10 +45,12 @@ class InlineTrainer:
         return metrics
 
     async def publish(self, version: int) -> str:
-        return self._store.push(version, self._core.weights())
+        with self._clock.blocked():
+            return self._store.push(version, self._core.weights())
 
     async def save(self, folder: Path) -> None:
-        self._core.save(folder)
+        with self._clock.blocked():
+            self._core.save(folder)
 
     async def load(self, folder: Path) -> None:
         self._core.load(folder)

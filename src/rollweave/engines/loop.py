@@ -63,8 +63,8 @@ class EngineLoop:
 
     def add(self, request: Request, on_end: OnEnd) -> None:
         """Queue a request; `on_end` is called the moment it ends."""
-        self._callbacks[request.id] = on_end
         self._core.add(request)
+        self._callbacks[request.id] = on_end
         self._wake.set()
 
     async def generate(self, request: Request) -> Completion:

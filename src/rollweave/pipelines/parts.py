@@ -67,12 +67,12 @@ class Parts:
         An evaluation under way ends here: the weights it looks at may not change before.
         """
         self.version = batch.step + 1
-        self._trainer_at_work = False
         self.scheduler.trained(batch)
         with self.phase("eval", batch.step):
             due = None if self.stopping else self.evaluator
             evaluation = await due.result() if due is not None else None
         await self.journal.record(batch, metrics, evaluation, self.weights.checksum)
+        self._trainer_at_work = False
         every = self.milestones.checkpoint_every
         if every and self.version % every == 0:
             await self.save_checkpoint()

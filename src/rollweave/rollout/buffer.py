@@ -1,8 +1,8 @@
 """SampleBuffer: complete groups waiting for the train step that consumes them.
 
-`take` is oldest first and never breaks the staleness bound: a group that would be too old for the next step is
-taken now, and if one of those is still running, the step waits for it (policy `wait`: nothing is wasted and
-nobody is starved).
+`take` serves the oldest first and never leaves behind what could then no longer be consumed in time: if a running
+group would be too old by the time its turn comes, the step waits for it (policy `wait`: nothing is wasted and nobody
+is starved).
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ class SampleBuffer:
     def put(self, group: Group) -> None:
         self._groups[group.id] = group
 
-    def missing(self, step: int, running: Mapping[int, int]) -> list[int]:
-        """The running groups (id -> version at admission) that step must wait for because of their age."""
-        return sorted(group for group, version in running.items() if self.bound.at_limit(version, step))
-
     def take(self, step: int, running: Mapping[int, int]) -> Batch | None:
-        """The batch of this step, or None while it cannot be had."""
-        if len(self._groups) < self.bound.groups_per_step or self.missing(step, running):
+        """The batch of this step, or None while it cannot be had. `running`: group -> version at admission."""
+        size = self.bound.groups_per_step
+        if len(self._groups) < size:
             return None
-        oldest = sorted(self._groups.values(), key=lambda g: (not self.bound.at_limit(g.oldest_version, step), g.id))
-        chosen = oldest[: self.bound.groups_per_step]
+        oldest_first = sorted(self._groups.values(), key=lambda group: (group.oldest_version, group.id))
+        chosen, rest = oldest_first[:size], oldest_first[size:]
+        if not self.bound.can_wait([*running.values(), *(group.oldest_version for group in rest)], step + 1):
+            return None
         for group in chosen:
             del self._groups[group.id]
         return Batch(step, chosen)

@@ -87,12 +87,10 @@ class RolloutScheduler:
         """The groups train step `step` consumes, as soon as there are enough and none is left behind too old."""
         self.next_step = step
         with self._clock.wait("trainer", "", self.plan.get_batch_timeout) as wait:
-            while (batch := self.buffer.take(step, self._running_versions())) is None:
+            while (batch := self._take(step)) is None:
                 wait.what = self._what_is_missing(step)
                 self._changed.clear()
                 await self._changed.wait()
-                if self._broken is not None:
-                    raise self._broken
         self._check_staleness(batch)
         self.next_step = step + 1
         self._recorder.emit("batch.ready", step=step, groups=[group.id for group in batch.groups])
@@ -151,6 +149,14 @@ class RolloutScheduler:
     # -------------------------------------------------------------------------------------------------- reports
 
     def _on_report(self, lease: Lease, report: Report) -> None:
+        """Reports arrive in callbacks, where an exception would be lost: the next `get_batch` raises it."""
+        try:
+            self._book(lease, report)
+        except Exception as error:  # the boundary between callbacks and whoever waits
+            self._broken = error
+            self._changed.set()
+
+    def _book(self, lease: Lease, report: Report) -> None:
         group = self._running[lease.group]
         trajectory = report.trajectory
         outcome = trajectory.outcome
@@ -215,14 +221,19 @@ class RolloutScheduler:
 
     # -------------------------------------------------------------------------------------------------- helpers
 
+    def _take(self, step: int) -> Batch | None:
+        if self._broken is not None:
+            raise self._broken
+        return self.buffer.take(step, self._running_versions())
+
     def _running_versions(self) -> dict[int, int]:
         return {group.id: group.version for group in self._running.values()}
 
     def _what_is_missing(self, step: int) -> str:
-        too_old_to_leave = self.buffer.missing(step, self._running_versions())
         have, need = len(self.buffer), self.bound.groups_per_step
-        if too_old_to_leave and have >= need:
-            return f"group {too_old_to_leave[0]}, which may not get any older"
+        if have >= need and self._running:
+            oldest = min(self._running.values(), key=lambda group: (group.version, group.id))
+            return f"group {oldest.id}, which may not get any older"
         return f"batch {step}: {have} of {need} groups"
 
     def _check_staleness(self, batch: Batch) -> None:

@@ -8,6 +8,7 @@ nothing that was admitted ever has to be thrown away for its age.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -20,6 +21,11 @@ class StalenessBound:
         """Whether one more group may start with `ahead` groups running or buffered."""
         return next_step + ahead // self.groups_per_step - engine_version <= self.alpha
 
-    def at_limit(self, version: int, step: int) -> bool:
-        """Whether a group that started from `version` must be consumed at `step`, or never."""
-        return step - version >= self.alpha
+    def can_wait(self, versions: Iterable[int], next_step: int) -> bool:
+        """Whether groups that started from these versions can all still be consumed from `next_step` on.
+
+        Not only those at their limit count: with alpha = 2, more groups than fit into one batch may reach it together
+        if newer ones keep overtaking them.
+        """
+        line = sorted(versions)
+        return all(next_step + place // self.groups_per_step - v <= self.alpha for place, v in enumerate(line))

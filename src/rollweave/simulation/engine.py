@@ -30,28 +30,30 @@ class SimulatedEngine:
         self._running.set()
         self._aborted: set[str] = set()
         self._stats = EngineStats()
-        self._active = 0
+        self._active: set[str] = set()
 
     async def generate(self, request: Request) -> Completion:
         rng = generator(request.seed, "answer")
         wanted = max(1, self._answer_tokens(rng))
         spans: list[Span] = []
         finish: Finish = "stop" if wanted <= request.sampling.max_tokens else "length"
-        self._begin()
-        for _ in range(min(wanted, request.sampling.max_tokens)):
-            await self._running.wait()
-            if request.id in self._aborted:
-                finish = "aborted"
-                break
-            await self._clock.sleep(self._token_seconds(rng))
-            await self._running.wait()  # a token whose step met a suspension is drawn under the new weights
-            self._append(spans, rng.randrange(VOCABULARY), request)
-        self._end()
-        self._aborted.discard(request.id)
+        self._begin(request)
+        try:
+            for _ in range(min(wanted, request.sampling.max_tokens)):
+                await self._running.wait()
+                if request.id in self._aborted:
+                    finish = "aborted"
+                    break
+                await self._clock.sleep(self._token_seconds(rng))
+                await self._running.wait()  # a token whose step met a suspension is drawn under the new weights
+                self._append(spans, rng.randrange(VOCABULARY), request)
+        finally:
+            self._end(request)
         return Completion(request.id, spans, finish, text=f"{len(spans)} spans")
 
     def abort(self, request_id: str) -> None:
-        self._aborted.add(request_id)
+        if request_id in self._active:
+            self._aborted.add(request_id)
 
     def release(self, trajectory: str) -> None:
         pass
@@ -84,16 +86,17 @@ class SimulatedEngine:
         span.raw_logprobs.append(LOGPROB)
         self._stats.sampled_tokens += 1
 
-    def _begin(self) -> None:
-        if self._active == 0:
+    def _begin(self, request: Request) -> None:
+        if not self._active:
             self._busy_since = self._clock.now()
-        self._active += 1
-        self._stats.running = self._active
+        self._active.add(request.id)
+        self._stats.running = len(self._active)
 
-    def _end(self) -> None:
-        self._active -= 1
-        self._stats.running = self._active
-        if self._active == 0:
+    def _end(self, request: Request) -> None:
+        self._active.discard(request.id)
+        self._aborted.discard(request.id)
+        self._stats.running = len(self._active)
+        if not self._active:
             self._stats.busy_seconds += self._clock.now() - self._busy_since
 
 
