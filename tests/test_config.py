@@ -175,7 +175,7 @@ def test_all_problems_are_listed(tmp_path: Path) -> None:
 
 def test_a_contradiction_names_the_file_and_the_key(tmp_path: Path) -> None:
     message = refused(tmp_path, GOOD.replace("type: sync+", "type: rollart"))
-    assert message.startswith("job.yaml:7: training.loss.denominator must be chosen when pipeline.alpha is 1")
+    assert message.startswith("job.yaml:7: training.loss.denominator must be chosen with rollart at alpha 1")
 
 
 @pytest.mark.parametrize(

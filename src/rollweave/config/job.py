@@ -133,6 +133,21 @@ class RolloutConfig(Section):
     environments_per_process: PositiveInt = 8
     max_retries: Annotated[int, Field(ge=0)] = 3
     """Fresh attempts after an infrastructure failure of one episode before its group fails."""
+    retry_backoff: Annotated[float, Field(ge=0.0)] = 0.5
+    """Seconds before the first fresh attempt; doubles with each further one, up to a minute."""
+    scheduling: Literal["queue", "batch"] = "queue"
+    """`queue`: a free environment takes the next episode. `batch`: all wait until the last one is free (baseline)."""
+    prompt_replication: bool = True
+    """Members of a group are episodes of their own, on any worker. Off: a group stays together, on one (baseline)."""
+    redundant_groups: Annotated[float, Field(ge=0.0)] = 0.0
+    """Extra groups in flight, as a share: 0.25 runs a quarter more than a step needs, so that nobody waits for the
+    slowest. What finishes late is still trained while the staleness bound allows."""
+    redundant_members: Annotated[int, Field(ge=0)] = 0
+    """Extra members of each group: the first `group_size` to finish make it, the others are cancelled."""
+    filter: Literal["none", "zero_variance"] = "none"
+    """`zero_variance`: a group whose members all got the same reward teaches nothing and is replaced."""
+    concurrency: Literal["fixed", "adaptive"] = "fixed"
+    """`adaptive`: fewer episodes at once while the engines evict KV caches, at most `environments`."""
     deadlines: Deadlines = Deadlines()
 
 
@@ -151,15 +166,57 @@ class SyncPlusPipeline(Section):
     type: Literal["sync+"]
 
 
+InFlight = Literal["recompute", "keep", "restart_turn"]
+
+
+class OneOffPipeline(Section):
+    """Train on the last batch while the next one is generated, all of it one version behind."""
+
+    type: Literal["one_off"]
+
+
+class ArealPipeline(Section):
+    """Staleness is looked at when an episode starts and never again: long episodes may exceed the bound (baseline)."""
+
+    type: Literal["areal"]
+    alpha: Annotated[int, Field(ge=1)] = 1
+    """Versions an episode may be ahead when it starts."""
+    in_flight: InFlight = "recompute"
+    """As for rollart."""
+
+
 class RollArtPipeline(Section):
     """Rollout goes on while the trainer trains, at most `alpha` versions ahead of it."""
 
     type: Literal["rollart"]
-    alpha: Annotated[int, Field(ge=0)] = 1
-    """The staleness bound: at train step n no trajectory has a token older than version n - alpha."""
+    alpha: Annotated[float, Field(ge=0.0)] = 1.0
+    """The staleness bound: at train step n no trajectory has a token older than version n - alpha. With 1.5, up to
+    half of a batch may be 2 versions old."""
+    policy: Literal["wait", "requeue", "drop"] = "wait"
+    """What happens to running work that would exceed the bound: the step waits for it, it is played again, or its
+    task is dropped. Only `wait` wastes nothing."""
+    max_requeues: Annotated[int, Field(ge=0)] = 2
+    """After that many times the step waits for the task, so that nobody starves."""
+    sync_point: Literal["before_batch", "after_batch"] = "before_batch"
+    """When engines get new weights: before the step's batch is taken, or after it (the paper's order)."""
+    in_flight: InFlight = "recompute"
+    """What an update does to answers under way: rebuild their cache under the new weights, keep the old cache, or
+    begin the turn again."""
 
 
-PipelineConfig = Annotated[SyncPipeline | SyncPlusPipeline | RollArtPipeline, Field(discriminator="type")]
+PipelineConfig = Annotated[
+    SyncPipeline | SyncPlusPipeline | OneOffPipeline | ArealPipeline | RollArtPipeline, Field(discriminator="type")
+]
+
+
+class WeightsConfig(Section):
+    """How new weights reach the engines."""
+
+    transfer: Literal["background", "blocking"] = "background"
+    """`background`: engines fetch and verify while they generate, and swap between two steps. `blocking`: generation
+    stands still meanwhile (baseline)."""
+    bucket_mb: PositiveFloat = 64.0
+    """Weights travel in buckets of this size, each with a digest."""
 
 
 class InlineRuntime(Section):
@@ -199,8 +256,8 @@ class EvaluationConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every: Annotated[int, Field(ge=0)] = 0
-    """Train steps between checkpoints; 0: only at the end (and on Ctrl-C)."""
+    every: Annotated[int, Field(ge=0)] = 10
+    """Train steps between checkpoints, from which `--resume` continues; 0: only at the end (and on Ctrl-C)."""
     keep: PositiveInt = 2
 
 
@@ -223,21 +280,39 @@ class Job(Section):
     engine: EngineConfig = EngineConfig()
     training: TrainingConfig = TrainingConfig()
     pipeline: PipelineConfig = RollArtPipeline(type="rollart")
+    weights: WeightsConfig = WeightsConfig()
     runtime: RuntimeConfig = RayRuntime(type="ray")
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
 
     @property
-    def alpha(self) -> int:
-        return self.pipeline.alpha if isinstance(self.pipeline, RollArtPipeline) else 0
+    def alpha(self) -> float:
+        """How stale a batch may be."""
+        match self.pipeline:
+            case RollArtPipeline(alpha=alpha) | ArealPipeline(alpha=alpha):
+                return alpha
+            case OneOffPipeline():
+                return 1
+        return 0
+
+    @property
+    def in_flight(self) -> InFlight:
+        pipeline = self.pipeline
+        return pipeline.in_flight if isinstance(pipeline, RollArtPipeline | ArealPipeline) else "recompute"
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Job:
+        pipeline = self.pipeline
+        if isinstance(pipeline, RollArtPipeline) and pipeline.alpha < 1 and pipeline.sync_point == "after_batch":
+            raise ValueError(
+                f"pipeline.sync_point=after_batch needs pipeline.alpha of 1 or more, not {pipeline.alpha:g}: the batch "
+                "of a step would have to come from weights that the engines only get after it"
+            )
         if self.alpha > 0 and self.training.loss.denominator is None:
             raise ValueError(
-                f"training.loss.denominator must be chosen when pipeline.alpha is {self.alpha}: the data is stale, "
-                "so say what the ratio divides by: `behaviour` (the engine's log-probs) or `proximal` "
+                f"training.loss.denominator must be chosen with {self.pipeline.type} at alpha {self.alpha:g}: the data "
+                "is stale, so say what the ratio divides by: `behaviour` (the engine's log-probs) or `proximal` "
                 "(recomputed by the trainer before the step)"
             )
         if self.rollout.group_size < 2 and self.training.advantage.needs_group:

@@ -25,10 +25,22 @@ class Lease:
     """The engine version at admission."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop playing a lease. It is reported all the same, as `aborted` (or as it ended, if that was sooner)."""
+
+    lease: str
+
+
 @dataclass(slots=True)
 class Report:
-    """How a lease ended. A reward that failed for good leaves the trajectory finished but unscored."""
+    """How a lease ended: every lease is reported once.
+
+    A reward that failed for good leaves the trajectory finished but unscored.
+    """
 
     lease: str
     trajectory: Trajectory
     reward_failed: bool = False
+    host_died: bool = False
+    """Nobody knows how far it got: said by the dispatcher in the place of a host that is gone."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StalenessBound:
-    alpha: int
+    alpha: float
     groups_per_step: int
 
     def admits(self, ahead: int, next_step: int, engine_version: int) -> bool:
