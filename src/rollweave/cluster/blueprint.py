@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rollweave.clock import Clock
 from rollweave.config.job import Job
 from rollweave.environments.isolation import EnvironmentPool
+from rollweave.environments.latency import LateEnvironments, latencies
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.rewards.function import NamedReward, Scorer
 from rollweave.rollout.barrier import TurnBarrier
@@ -52,13 +53,15 @@ class Blueprint:
         from rollweave.policies.chat import ChatFormat
 
         rollout = self.job.rollout
-        isolated = rollout.isolation == "process"
+        environments = self.environments
+        if rollout.isolation == "process":
+            environments = EnvironmentPool(environments, rollout.environments_per_process)
+        if slow := latencies(self.job.environment):
+            environments = LateEnvironments(environments, slow, clock)
         return Stage(
             clock=clock,
             proxy=proxy,
-            environment=EnvironmentPool(self.environments, rollout.environments_per_process)
-            if isolated
-            else self.environments,
+            environment=environments,
             dialogue=ChatFormat.of(self.policy),
             scorer=Scorer(self.job.rewards, Path(), self.rewards),
             deadlines=rollout.deadlines,

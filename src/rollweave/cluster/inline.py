@@ -17,6 +17,7 @@ from rollweave.cluster.blueprint import Blueprint, cores
 from rollweave.config.job import InlineRuntime
 from rollweave.engines.loop import EngineLoop, StepSeconds
 from rollweave.environments.isolation import EnvironmentPool
+from rollweave.environments.latency import LateEnvironments
 from rollweave.pipelines.assemble import Machinery
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
@@ -77,7 +78,7 @@ async def start_players(
         finally:
             for task in running:
                 task.cancel()
-            if isinstance(stage.environment, EnvironmentPool):
+            if isinstance(stage.environment, EnvironmentPool | LateEnvironments):
                 await stage.environment.close()
 
 

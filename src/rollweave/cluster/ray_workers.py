@@ -21,6 +21,7 @@ from rollweave.cluster.ray_handle import WorkerHandle
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.environments.isolation import EnvironmentPool
+from rollweave.environments.latency import LateEnvironments
 from rollweave.observability.memory import resident_mb
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Packet
@@ -140,7 +141,7 @@ class HostWorker:
                     tasks.create_task(client.run())
                 await self._host.run()
         finally:
-            if isinstance(stage.environment, EnvironmentPool):
+            if isinstance(stage.environment, EnvironmentPool | LateEnvironments):
                 await stage.environment.close()
 
     async def receive(self, packet: Packet[Lease]) -> None:

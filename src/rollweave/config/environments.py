@@ -10,6 +10,21 @@ from rollweave.config.base import Section
 from rollweave.config.paths import FileName, Target
 
 
+class LatencyConfig(Section):
+    """For benchmarks: every reset and step takes longer, by a time drawn from a normal distribution cut at 0."""
+
+    mean: Annotated[float, Field(ge=0.0)]
+    """Seconds."""
+    std: Annotated[float, Field(ge=0.0)] = 0.0
+    """Seconds."""
+
+
+Latency = Annotated[
+    LatencyConfig | None,
+    Field(description="Extra seconds per call, to emulate a slow environment; none: as fast as it is."),
+]
+
+
 class FrozenLakeConfig(Section):
     """Gymnasium's FrozenLake as a text agent of 5 to 30 turns."""
 
@@ -24,6 +39,7 @@ class FrozenLakeConfig(Section):
     """Show the whole map every turn. What lies around the player is always shown, the map always at the start."""
     levels: PositiveInt | None = None
     """Number of different training tasks; none: a new map every time."""
+    latency: Latency = None
 
 
 class PromptsConfig(Section):
@@ -36,6 +52,7 @@ class PromptsConfig(Section):
     """The column that holds the prompt: a string, or a list of chat messages."""
     held_out: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Share of the rows kept for evaluation."""
+    latency: Latency = None
 
 
 class PythonEnvironmentConfig(Section):
@@ -48,6 +65,7 @@ class PythonEnvironmentConfig(Section):
     """Passed to the class as keyword arguments."""
     levels: PositiveInt | None = None
     """Number of different training tasks; none: every task has a new seed."""
+    latency: Latency = None
 
 
 SingleEnvironment = Annotated[FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig, Field(discriminator="type")]

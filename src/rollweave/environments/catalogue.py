@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rollweave.clock import Clock
 from rollweave.config import schema
 from rollweave.config.document import Document
 from rollweave.config.environments import PythonEnvironmentConfig, SingleEnvironment
@@ -17,6 +18,7 @@ from rollweave.config.overrides import apply_overrides
 from rollweave.config.problems import explain
 from rollweave.environments.check import Check, Report, text_of
 from rollweave.environments.isolation import EnvironmentPool
+from rollweave.environments.latency import LateEnvironments, latencies
 from rollweave.environments.registry import SHIPPED, EnvironmentFactory, source
 from rollweave.errors import ConfigError
 from rollweave.rewards.function import Scorer
@@ -51,7 +53,7 @@ def configure(target: str, options: Sequence[str], base: Path) -> SingleEnvironm
     if ":" in target:
         data: dict[str, Any] = {"type": "python", "target": target}
         kind: type[SingleEnvironment] = PythonEnvironmentConfig
-        options = [option if option.startswith("levels=") else f"arguments.{option}" for option in options]
+        options = [option if option.startswith(("levels=", "latency.")) else f"arguments.{option}" for option in options]
     else:
         kinds = {schema.tag(config): config for config in SHIPPED}
         if target not in kinds:
@@ -74,7 +76,8 @@ async def check_target(
     scorer = Scorer([RewardConfig(function=reward) for reward in rewards], base)
     pool = EnvironmentPool(EnvironmentFactory.from_config(config, base), per_process=1)
     try:
-        return await Check(pool, source(config, seed, base), scorer, seed=seed, **limits).run()
+        late = LateEnvironments(pool, latencies(config), Clock())
+        return await Check(late, source(config, seed, base), scorer, seed=seed, **limits).run()
     finally:
         await pool.close()
 
@@ -91,7 +94,7 @@ async def play_target(
     """One episode: `ask` gives the actions (None: the environment's own script), `show` prints."""
     config = configure(target, options, base)
     task = source(config, seed, base).task(0)
-    environment = EnvironmentFactory.from_config(config, base)(task)
+    environment = LateEnvironments(EnvironmentFactory.from_config(config, base), latencies(config), Clock())(task)
     total, turn = 0.0, 0
     observation = await environment.reset(task.seed, task.data)
     show(text_of(observation))

@@ -1,0 +1,79 @@
+"""Environments that answer late: for benchmarks, a fast environment stands in for a slow one.
+
+The wait is added where episodes are played, around `reset` and `step`, on the clock of the run: nobody else is held
+up, process isolation or not, and on the virtual clock it costs nothing. It is part of the call, so deadlines see it.
+The warm start, which nobody measures, does not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+from rollweave.clock import Clock
+from rollweave.config.environments import EnvironmentConfig, LatencyConfig
+from rollweave.environments.isolation import EnvironmentPool
+from rollweave.environments.protocol import MakeEnvironment, Observation, ScriptedEnvironment, StepResult
+from rollweave.environments.registry import members
+from rollweave.seeds import generator
+from rollweave.tasks import Task
+
+REMEMBERED_TASKS = 4096
+"""Far more than are ever under way at once."""
+
+
+class LateEnvironments:
+    """Makes environments as `make` does, each behind its configured latency.
+
+    The members of a group draw from one stream, which the task's seed fixes, each call the next number: the waits of
+    different members are independent, and a task's waits add up alike in every run.
+    """
+
+    def __init__(self, make: MakeEnvironment, latencies: Mapping[str, LatencyConfig], clock: Clock) -> None:
+        self._make = make
+        self._latencies = latencies
+        self._clock = clock
+        self._stream = lru_cache(REMEMBERED_TASKS)(lambda seed: generator(seed, "latency"))
+
+    def __call__(self, task: Task) -> ScriptedEnvironment:
+        environment = self._make(task)
+        latency = self._latencies.get(task.environment)
+        if latency is None:
+            return environment
+        return LateEnvironment(environment, latency, self._clock, self._stream(task.seed))
+
+    async def close(self) -> None:
+        if isinstance(self._make, EnvironmentPool):
+            await self._make.close()
+
+
+class LateEnvironment:
+    def __init__(self, inner: ScriptedEnvironment, latency: LatencyConfig, clock: Clock, stream: Random) -> None:
+        self._inner = inner
+        self._latency = latency
+        self._clock = clock
+        self._stream = stream
+
+    async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
+        await self._wait()
+        return await self._inner.reset(seed, data)
+
+    async def step(self, action: str) -> StepResult:
+        await self._wait()
+        return await self._inner.step(action)
+
+    async def scripted_action(self, seed: int) -> str:
+        return await self._inner.scripted_action(seed)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _wait(self) -> None:
+        await self._clock.sleep(max(0.0, self._stream.gauss(self._latency.mean, self._latency.std)))
+
+
+def latencies(config: EnvironmentConfig) -> dict[str, LatencyConfig]:
+    """The latency of each environment of a job that has one, by the name its tasks carry."""
+    return {name: member.latency for name, member in members(config).items() if member.latency is not None}
