@@ -53,7 +53,9 @@ def configure(target: str, options: Sequence[str], base: Path) -> SingleEnvironm
     if ":" in target:
         data: dict[str, Any] = {"type": "python", "target": target}
         kind: type[SingleEnvironment] = PythonEnvironmentConfig
-        options = [option if option.startswith(("levels=", "latency.")) else f"arguments.{option}" for option in options]
+        options = [
+            option if option.startswith(("levels=", "latency.")) else f"arguments.{option}" for option in options
+        ]
     else:
         kinds = {schema.tag(config): config for config in SHIPPED}
         if target not in kinds:
