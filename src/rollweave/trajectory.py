@@ -63,6 +63,8 @@ class Span:
     version: int | None = None
     """The policy version that drew these tokens. None: given."""
     transform: Transform | None = None
+    kv_version: int | None = None
+    """The weights an older cache was computed with, if these tokens were drawn on one (`in_flight: keep`)."""
 
     @property
     def sampled(self) -> bool:

@@ -70,6 +70,8 @@ class EngineStats:
     """Context tokens computed for the first time."""
     recomputed_tokens: int = 0
     """Context tokens computed again: after a weight update or an eviction."""
+    restarted_tokens: int = 0
+    """Sampled tokens thrown away because an update began their turn again; they belong to no trajectory."""
     evictions: int = 0
     busy_seconds: float = 0.0
     recompute_seconds: float = 0.0
