@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rollweave.clock import Clock
 from rollweave.config.environments import PythonEnvironmentConfig
-from rollweave.config.job import Job
+from rollweave.config.job import ArealPipeline, Job, RollArtPipeline
 from rollweave.engines.protocol import Engine, Sampling
 from rollweave.observability.events import Emitter
 from rollweave.pipelines.journal import Journal, OnRow, OnTrajectories
@@ -20,7 +20,7 @@ from rollweave.pipelines.rollart import rollart
 from rollweave.pipelines.sync import sync
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.evaluation import Evaluator
-from rollweave.rollout.scheduler import RolloutPlan, RolloutScheduler
+from rollweave.rollout.scheduler import Policy, RolloutPlan, RolloutScheduler
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.tasks import Cursor, TaskSource
 from rollweave.training.protocol import Trainer
@@ -60,13 +60,21 @@ def assemble(
 ) -> Parts:
     sampling = training_sampling(job, stop_tokens)
     recorder = listeners.recorder
+    machinery.dispatcher.recorder = recorder
     scheduler = RolloutScheduler(
         RolloutPlan(
             group_size=job.rollout.group_size,
             sampling=sampling,
-            max_retries=job.rollout.max_retries,
             seed=job.seed,
             get_batch_timeout=job.rollout.deadlines.get_batch,
+            max_retries=job.rollout.max_retries,
+            retry_backoff=job.rollout.retry_backoff,
+            policy=_policy(job),
+            max_requeues=job.pipeline.max_requeues if isinstance(job.pipeline, RollArtPipeline) else 0,
+            redundant_groups=job.rollout.redundant_groups,
+            redundant_members=job.rollout.redundant_members,
+            filter=job.rollout.filter,
+            prompt_replication=job.rollout.prompt_replication,
             try_alone=_check_command(job),
         ),
         StalenessBound(job.alpha, job.rollout.groups_per_step),
@@ -87,6 +95,15 @@ def assemble(
         milestones=Milestones(job.evaluation.every, job.evaluation.target, job.checkpoint.every, job.checkpoint.keep),
         checkpoints=checkpoints,
     )
+
+
+def _policy(job: Job) -> Policy:
+    match job.pipeline:
+        case RollArtPipeline(policy=policy):
+            return policy
+        case ArealPipeline():
+            return "start_only"
+    return "wait"
 
 
 def _evaluator(

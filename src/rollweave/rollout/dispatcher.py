@@ -1,71 +1,170 @@
-"""Dispatcher: hands leases to hosts that have room and brings each report back to whoever asked, once."""
+"""Dispatcher: hands leases to hosts that have room and brings each report back to whoever asked, once.
+
+Leases that were submitted together start together, on one host, and give their room back together; the scheduler
+submits them one by one unless a group is to stay on one worker.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rollweave.rollout.link import Endpoint, Transport
-from rollweave.rollout.messages import Lease, Report
+from rollweave.rollout.messages import Cancel, Lease, Report
+from rollweave.trajectory import Outcome, Trajectory
 
 OnReport = Callable[[Lease, Report], None]
 
 
 @dataclass(slots=True)
-class _HostSeat:
-    link: Endpoint[Lease, Report]
+class _Seat:
+    """A host as the dispatcher sees it."""
+
     capacity: int
-    playing: set[str] = field(default_factory=set)
+    link: Endpoint[Lease | Cancel, Report] = field(init=False)
+    used: int = 0
+    playing: dict[str, None] = field(default_factory=dict)
 
     @property
     def room(self) -> int:
-        return self.capacity - len(self.playing)
+        return self.capacity - self.used
+
+
+@dataclass(slots=True)
+class _Party:
+    """Leases that are played together."""
+
+    leases: list[Lease]
+    on_report: OnReport
+    seat: _Seat | None = None
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = len(self.leases)
 
 
 class Dispatcher:
-    def __init__(self) -> None:
-        self._hosts: list[_HostSeat] = []
-        self._queue: deque[Lease] = deque()
-        self._open: dict[str, tuple[Lease, OnReport, _HostSeat | None]] = {}
+    def __init__(self, scheduling: Literal["queue", "batch"] = "queue") -> None:
+        self.limit: int | None = None
+        """The most episodes to play at once over all hosts; None: as many as they have room for."""
+        self._scheduling = scheduling
+        self._seats: list[_Seat] = []
+        self._queue: deque[_Party] = deque()
+        self._parties: dict[str, _Party] = {}
+        self._leases: dict[str, Lease] = {}
 
-    def attach(self, transport: Transport, capacity: int) -> Endpoint[Lease, Report]:
+    # ------------------------------------------------------------------------------------------------- hosts
+
+    def attach(self, transport: Transport, capacity: int) -> Endpoint[Lease | Cancel, Report]:
         """A new host that can play `capacity` episodes at once; returns our end of the link to it."""
-        link: Endpoint[Lease, Report] = Endpoint(transport, self._hear)
-        self._hosts.append(_HostSeat(link, capacity))
-        return link
-
-    def submit(self, lease: Lease, on_report: OnReport, first: bool = False) -> None:
-        """Queue a lease; `first` puts it at the head of the line (evaluations, retries)."""
-        self._open[lease.id] = (lease, on_report, None)
-        if first:
-            self._queue.appendleft(lease)
-        else:
-            self._queue.append(lease)
+        seat = _Seat(capacity)
+        seat.link = Endpoint(transport, lambda report: self._hear(seat, report))
+        self._seats.append(seat)
         self._fill()
+        return seat.link
+
+    def detach(self, link: Endpoint[Lease | Cancel, Report]) -> None:
+        """A host is dead: what it played is reported as lost with it."""
+        seat = next(seat for seat in self._seats if seat.link is link)
+        self._seats.remove(seat)
+        link.close()
+        for id in list(seat.playing):
+            self._end(_unplayed(self._leases[id], "its host died", host_died=True))
+        self._fill()
+
+    # ------------------------------------------------------------------------------------------------ leases
+
+    def submit(self, leases: Sequence[Lease], on_report: OnReport, first: bool = False) -> None:
+        """Queue leases that start together; `first` puts them at the head of the line (evaluations, retries)."""
+        party = _Party(list(leases), on_report)
+        for lease in leases:
+            self._parties[lease.id] = party
+            self._leases[lease.id] = lease
+        if first:
+            self._queue.appendleft(party)
+        else:
+            self._queue.append(party)
+        self._fill()
+
+    def cancel(self, id: str) -> None:
+        """Stop a lease. It is reported all the same, at once if nobody has begun to play it."""
+        party = self._parties.get(id)
+        if party is None:
+            return
+        if party.seat is not None:
+            party.seat.link.say(f"cancel.{id}", Cancel(id))
+            return
+        party.leases = [lease for lease in party.leases if lease.id != id]
+        if not party.leases:
+            self._queue.remove(party)
+        party.size -= 1
+        self._end(_unplayed(self._leases[id], "cancelled before it began"))
+
+    def started(self, id: str) -> bool:
+        """Whether a lease that has not been reported was handed to a host."""
+        return self._parties[id].seat is not None
 
     @property
     def playing(self) -> int:
-        return sum(len(host.playing) for host in self._hosts)
+        return sum(len(seat.playing) for seat in self._seats)
 
     @property
     def queued(self) -> int:
-        return len(self._queue)
+        return sum(len(party.leases) for party in self._queue)
+
+    @property
+    def capacity(self) -> int:
+        """Episodes that may be played at once."""
+        room = sum(seat.capacity for seat in self._seats)
+        return room if self.limit is None else min(room, self.limit)
+
+    @property
+    def free(self) -> int:
+        """Episodes that could begin at once."""
+        return 0 if self._queue else self.capacity - sum(seat.used for seat in self._seats)
 
     def _fill(self) -> None:
-        while self._queue:
-            host = max(self._hosts, key=lambda h: h.room)
-            if host.room <= 0:
+        if self._scheduling == "batch" and any(seat.used for seat in self._seats):
+            return
+        used = sum(seat.used for seat in self._seats)
+        while self._queue and self._seats:
+            party = self._queue[0]
+            seat = max(self._seats, key=lambda seat: seat.room)
+            # One that is larger than any host starts when a host is empty.
+            room = min(seat.room, self.capacity - used)
+            if room <= 0 or (room < party.size and seat.used):
                 return
-            lease = self._queue.popleft()
-            _, on_report, _ = self._open[lease.id]
-            self._open[lease.id] = (lease, on_report, host)
-            host.playing.add(lease.id)
-            host.link.say(lease.id, lease)
+            self._queue.popleft()
+            used += party.size
+            self._seat(party, seat)
 
-    def _hear(self, report: Report) -> None:
-        lease, on_report, host = self._open.pop(report.lease)
-        if host is not None:
-            host.playing.discard(report.lease)
-        on_report(lease, report)
-        self._fill()
+    def _seat(self, party: _Party, seat: _Seat) -> None:
+        party.seat = seat
+        seat.used += party.size
+        for lease in party.leases:
+            seat.playing[lease.id] = None
+            seat.link.say(lease.id, lease)
+
+    def _hear(self, seat: _Seat, report: Report) -> None:
+        if report.lease in seat.playing:  # not the late word of a host that was given up for dead
+            self._end(report)
+            self._fill()
+
+    def _end(self, report: Report) -> None:
+        party = self._parties.pop(report.lease)
+        lease = self._leases.pop(report.lease)
+        if party.seat is not None:
+            del party.seat.playing[report.lease]
+            party.leases = [other for other in party.leases if other.id != report.lease]
+            if not party.leases:
+                party.seat.used -= party.size
+        party.on_report(lease, report)
+
+
+def _unplayed(lease: Lease, cause: str, host_died: bool = False) -> Report:
+    trajectory = Trajectory(lease.id, lease.group, lease.member, lease.task, admitted_version=lease.version)
+    trajectory.outcome = Outcome.ENV_FAILED if host_died else Outcome.ABORTED
+    trajectory.cause = cause
+    return Report(lease.id, trajectory, host_died=host_died)

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 
+from rollweave.rollout.state import LedgerState
+
+from rollweave.observability.events import Emitter
+
 
 class TaskEnd(StrEnum):
     TRAINED = "trained"
@@ -33,7 +37,9 @@ class LedgerError(AssertionError):
 
 
 class Ledger:
-    def __init__(self) -> None:
+    def __init__(self, recorder: Emitter | None = None) -> None:
+        self.recorder = recorder
+        """Hears of every end."""
         self.open_tasks: set[int] = set()
         self.open_attempts: set[str] = set()
         self.tasks: Counter[TaskEnd] = Counter()
@@ -59,6 +65,8 @@ class Ledger:
             raise LedgerError(f"group {group} ended as {end}, but is not open")
         self.open_tasks.remove(group)
         self.tasks[end] += 1
+        if self.recorder is not None:
+            self.recorder.emit("task.end", group=group, end=end.value)
 
     def end_attempt(self, attempt: str, end: AttemptEnd, tokens: int) -> None:
         if attempt not in self.open_attempts:
@@ -66,6 +74,8 @@ class Ledger:
         self.open_attempts.remove(attempt)
         self.attempts[end] += 1
         self.tokens[end] += tokens
+        if self.recorder is not None:
+            self.recorder.emit("attempt.end", id=attempt, end=end.value, tokens=tokens)
 
     def check(self) -> None:
         """Counts add up to what was admitted and issued."""
@@ -73,6 +83,28 @@ class Ledger:
             raise LedgerError(f"{self.admitted} tasks admitted, but {self.summary()}")
         if sum(self.attempts.values()) + len(self.open_attempts) != self.issued:
             raise LedgerError(f"{self.issued} attempts issued, but {self.summary()}")
+
+    def state(self) -> LedgerState:
+        return LedgerState(
+            self.admitted,
+            self.issued,
+            {end.value: count for end, count in self.tasks.items()},
+            {end.value: count for end, count in self.attempts.items()},
+            {end.value: count for end, count in self.tokens.items()},
+            sorted(self.open_tasks),
+            sorted(self.open_attempts),
+        )
+
+    @classmethod
+    def restore(cls, state: LedgerState) -> Ledger:
+        ledger = cls()
+        ledger.admitted, ledger.issued = state.admitted, state.issued
+        ledger.tasks.update({TaskEnd(end): count for end, count in state.tasks.items()})
+        ledger.attempts.update({AttemptEnd(end): count for end, count in state.attempts.items()})
+        ledger.tokens.update({AttemptEnd(end): count for end, count in state.tokens.items()})
+        ledger.open_tasks, ledger.open_attempts = set(state.open_tasks), set(state.open_attempts)
+        ledger.check()
+        return ledger
 
     def summary(self) -> dict[str, dict[str, int]]:
         """Every state, also those with a count of zero."""

@@ -1,30 +1,43 @@
 """RolloutScheduler: alone decides what is admitted, what a batch is made of, and where everything ended.
 
-It admits a group of episodes when the staleness bound allows, hands its members to the dispatcher, collects
-their reports into groups, and serves complete groups to the trainer. It lives in the driver and owns the
-ledger; hosts and engines hold nothing that it could not issue again.
+    admit ─▶ lease members ─▶ collect reports into groups ─▶ serve the oldest complete groups
+      ▲            ▲ again, after a failure        │ filtered, failed         │
+      └────────────┴───────────────────────────────┴──────────────────────────┘ whatever ends makes room
+
+It lives in the driver and owns the ledger; hosts and engines hold nothing that it could not issue again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, floor
+from typing import Literal
 
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed, RewardFailed
 from rollweave.observability.events import Emitter
-from rollweave.rollout.buffer import SampleBuffer
 from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.filter import GroupFilter
+from rollweave.rollout.group import RunningGroup
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
 from rollweave.rollout.messages import Lease, Report
+from rollweave.rollout.selection import Candidate, Selection, select
 from rollweave.rollout.staleness import StalenessBound
-from rollweave.seeds import derive
-from rollweave.tasks import Cursor, Task
+from rollweave.rollout.state import SchedulerState
+from rollweave.seeds import derive, generator
+from rollweave.tasks import Cursor
 from rollweave.trajectory import Batch, Group, Trajectory
 
 HOPELESS_ATTEMPTS = 16
 """A run whose first episodes all fail has a broken environment or reward, not bad luck: it stops with their error."""
+
+LONGEST_BACKOFF = 60.0
+
+Policy = Literal["wait", "requeue", "drop", "start_only"]
+"""What becomes of running work that would exceed the bound. `start_only`: nothing, the bound is not enforced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +46,18 @@ class RolloutPlan:
 
     group_size: int
     sampling: Sampling
-    max_retries: int
     seed: int
     get_batch_timeout: float
+    max_retries: int = 3
+    retry_backoff: float = 0.5
+    policy: Policy = "wait"
+    max_requeues: int = 2
+    redundant_groups: float = 0.0
+    redundant_members: int = 0
+    filter: Literal["none", "zero_variance"] = "none"
+    prompt_replication: bool = True
     try_alone: str = "rollweave env check"
     """The command that shows a failing environment or reward by itself."""
-
-
-@dataclass(slots=True)
-class _RunningGroup:
-    id: int
-    task: Task
-    version: int
-    waiting_for: set[int]
-    """Members that have not ended."""
-    members: list[Trajectory] = field(default_factory=list)
 
 
 class RolloutScheduler:
@@ -64,13 +74,17 @@ class RolloutScheduler:
         self.bound = bound
         self.cursor = cursor
         self.ledger = Ledger()
-        self.buffer = SampleBuffer(bound)
+        self.buffer: dict[int, Group] = {}
+        """Complete groups that wait for the train step that consumes them."""
         self.engine_version = 0
         self.next_step = 0
+        self._filter = GroupFilter(plan.filter)
         self._dispatcher = dispatcher
         self._clock = clock
         self._recorder = recorder
-        self._running: dict[int, _RunningGroup] = {}
+        self._running: dict[int, RunningGroup] = {}
+        self._cancelled: dict[str, AttemptEnd] = {}
+        """Leases we no longer want, until they are reported: what their attempts end as."""
         self._changed = asyncio.Event()
         self._failures_so_far = 0
         self._any_success = False
@@ -81,28 +95,33 @@ class RolloutScheduler:
     def advance(self, version: int) -> None:
         """Engines now generate with `version`; admit what that allows."""
         self.engine_version = version
+        for group in self._running.values():
+            if group.version < version and not self._begun(group):
+                group.version = version  # it will not hold an older token
+                self._recorder.emit("group.renewed", group=group.id, version=version)
         self._admit()
 
     async def get_batch(self, step: int) -> Batch:
         """The groups train step `step` consumes, as soon as there are enough and none is left behind too old."""
         self.next_step = step
+        self._admit()
         with self._clock.wait("trainer", "", self.plan.get_batch_timeout) as wait:
-            while (batch := self._take(step)) is None:
+            while (selection := self._select(step)) is None:
                 wait.what = self._what_is_missing(step)
                 self._changed.clear()
                 await self._changed.wait()
+        batch = Batch(step, [self.buffer.pop(id) for id in selection.consumed])
         self._check_staleness(batch)
         self.next_step = step + 1
         self._recorder.emit("batch.ready", step=step, groups=[group.id for group in batch.groups])
+        self._give_up(selection)
         self._admit()
         return batch
 
     def trained(self, batch: Batch) -> None:
         """The train step is done: book its groups and their attempts."""
         for group in batch.groups:
-            self.ledger.end_task(group.id, TaskEnd.TRAINED)
-            for member in group.members:
-                self.ledger.end_attempt(member.id, AttemptEnd.TRAINED, member.sampled_tokens)
+            self._end_group(group.id, group.members, TaskEnd.TRAINED, AttemptEnd.TRAINED)
 
     @property
     def running(self) -> int:
@@ -111,27 +130,50 @@ class RolloutScheduler:
     # ------------------------------------------------------------------------------------------------ admission
 
     def _admit(self) -> None:
-        while self.bound.admits(len(self._running) + len(self.buffer), self.next_step, self.engine_version):
+        while self._broken is None and self._has_room():
             self._admit_group()
+
+    def _has_room(self) -> bool:
+        """By the staleness bound; with a filter, for as many as it takes for enough of them to survive."""
+        room = self.bound.room(self.next_step, self.engine_version) - len(self.buffer)
+        if self.next_step == self.engine_version:  # what is surplus to this step can be trained by no later one
+            room = max(room, ceil(self.bound.groups_per_step * (1 + self.plan.redundant_groups)) - len(self.buffer))
+        if len(self._running) < room:
+            return True
+        # Over-issue only into environments that would stand idle.
+        return 0 < room and len(self._running) < floor(room / self._filter.survivors) and self._dispatcher.free > 0
 
     def _admit_group(self) -> None:
         number = self.cursor.position
-        task = self.cursor.next()
-        group = _RunningGroup(number, task, self.engine_version, set(range(self.plan.group_size)))
+        members = self.plan.group_size + self.plan.redundant_members
+        group = RunningGroup(number, self.cursor.next(), self.engine_version, members)
         self._running[number] = group
         self.ledger.admit(number)
         self._recorder.emit(
             "group.admit",
             group=number,
-            task=task.id,
+            task=group.task.id,
             version=self.engine_version,
             next_step=self.next_step,
             ahead=len(self._running) + len(self.buffer) - 1,
         )
-        for member in range(self.plan.group_size):
-            self._issue(group, member, attempt=0)
+        self._issue(group, range(members))
 
-    def _issue(self, group: _RunningGroup, member: int, attempt: int) -> None:
+    def _begun(self, group: RunningGroup) -> bool:
+        """Whether a token of it may have been sampled."""
+        return bool(group.finished or group.lost or group.failures) or any(
+            self._dispatcher.started(lease) for lease in group.leases.values()
+        )
+
+    # --------------------------------------------------------------------------------------------------- leases
+
+    def _issue(self, group: RunningGroup, members: range | list[int], first: bool = False) -> None:
+        leases = [self._lease(group, member) for member in members]
+        for party in [[lease] for lease in leases] if self.plan.prompt_replication else [leases]:
+            self._dispatcher.submit(party, self._on_report, first)
+
+    def _lease(self, group: RunningGroup, member: int) -> Lease:
+        attempt = group.next_attempt(member)
         lease = Lease(
             id=f"{group.id}.{member}.{attempt}",
             group=group.id,
@@ -144,7 +186,22 @@ class RolloutScheduler:
             version=group.version,
         )
         self.ledger.issue(lease.id)
-        self._dispatcher.submit(lease, self._on_report, first=attempt > 0)
+        group.leases[member] = lease.id
+        return lease
+
+    def _try_again(self, group: RunningGroup, member: int) -> None:
+        """After a pause that doubles with each failure, and differs between members: what is down needs peace."""
+        failures = group.failures[member] = group.failures.get(member, 0) + 1
+        if failures > self.plan.max_retries:
+            self._lose_member(group, member)
+            return
+        spread = 0.5 + generator(self.plan.seed, "backoff", group.id, member, failures).random()
+        pause = min(LONGEST_BACKOFF, self.plan.retry_backoff * 2 ** (failures - 1)) * spread
+        asyncio.get_running_loop().call_later(pause, partial(self._issue_again, group, member, group.requeues))
+
+    def _issue_again(self, group: RunningGroup, member: int, requeues: int) -> None:
+        if self._running.get(group.id) is group and group.requeues == requeues:  # else it has been given up meanwhile
+            self._issue(group, [member], first=True)
 
     # -------------------------------------------------------------------------------------------------- reports
 
@@ -153,90 +210,179 @@ class RolloutScheduler:
         try:
             self._book(lease, report)
         except Exception as error:  # the boundary between callbacks and whoever waits
-            self._broken = error
-            self._changed.set()
+            self._break(error)
 
     def _book(self, lease: Lease, report: Report) -> None:
-        group = self._running[lease.group]
         trajectory = report.trajectory
-        outcome = trajectory.outcome
         self._recorder.emit(
             "trajectory.end",
             id=trajectory.id,
-            outcome=str(outcome),
+            outcome=str(trajectory.outcome),
             turns=len(trajectory.turns),
             tokens=trajectory.sampled_tokens,
             reward=trajectory.reward,
             cause=trajectory.cause,
         )
-        if report.reward_failed:
+        if (end := self._cancelled.pop(lease.id, None)) is not None:
+            self.ledger.end_attempt(lease.id, end, trajectory.sampled_tokens)
+            return
+        group = self._running[lease.group]
+        del group.leases[lease.member]
+        if report.host_died:
+            self.ledger.end_attempt(lease.id, AttemptEnd.INFRA_FAILED, 0)
+            self._issue(group, [lease.member], first=True)
+        elif report.reward_failed:
             self._end_failed(trajectory, AttemptEnd.REWARD_FAILED)
-            self._end_member(group, lease.member)
-        elif outcome is not None and outcome.trainable:
+            self._lose_member(group, lease.member)
+        elif trajectory.outcome is not None and trajectory.outcome.trainable:
             self._any_success = True
-            group.members.append(trajectory)
-            self._end_member(group, lease.member)
+            group.finished.append(trajectory)
+            self._member_ended(group)
         else:
             self._end_failed(trajectory, AttemptEnd.INFRA_FAILED)
-            self._try_again(group, lease)
+            self._try_again(group, lease.member)
 
     def _end_failed(self, trajectory: Trajectory, end: AttemptEnd) -> None:
         self.ledger.end_attempt(trajectory.id, end, trajectory.sampled_tokens)
         self._failures_so_far += 1
         if not self._any_success and self._failures_so_far >= HOPELESS_ATTEMPTS:
             kind = RewardFailed if end is AttemptEnd.REWARD_FAILED else EnvironmentFailed
-            self._broken = kind(
-                f"the first {self._failures_so_far} episodes all failed; the last one: {trajectory.cause}\n"
-                f"try it alone: {self.plan.try_alone}"
+            self._break(
+                kind(
+                    f"the first {self._failures_so_far} episodes all failed; the last one: {trajectory.cause}\n"
+                    f"try it alone: {self.plan.try_alone}"
+                )
             )
-            self._changed.set()
 
-    def _try_again(self, group: _RunningGroup, lease: Lease) -> None:
-        if lease.attempt < self.plan.max_retries:
-            self._issue(group, lease.member, lease.attempt + 1)
-        else:
-            self._end_member(group, lease.member)
+    def _lose_member(self, group: RunningGroup, member: int) -> None:
+        group.lost.add(member)
+        self._member_ended(group)
 
-    def _end_member(self, group: _RunningGroup, member: int) -> None:
-        """A member has ended for good, with a trajectory or without; the group may be complete."""
-        group.waiting_for.discard(member)
-        if group.waiting_for:
+    def _member_ended(self, group: RunningGroup) -> None:
+        """The group may be complete: with enough members, the others are surplus."""
+        if len(group.finished) < self.plan.group_size and not group.ended:
             return
         del self._running[group.id]
+        self._cancel_leases(group, AttemptEnd.SURPLUS)
+        whole = group.whole()
         # A lone survivor has nobody to be compared with.
-        if len(group.members) >= min(2, self.plan.group_size):
-            self.buffer.put(Group(group.id, group.task, group.members))
-            self._recorder.emit("group.complete", group=group.id, members=len(group.members))
+        if len(whole.members) < min(2, self.plan.group_size):
+            self._end_group(group.id, whole.members, TaskEnd.FAILED, AttemptEnd.ABORTED)
+            self._recorder.emit("group.failed", group=group.id, task=group.task.id)
+        elif not self._filter.keeps(whole):
+            self._end_group(group.id, whole.members, TaskEnd.FILTERED, AttemptEnd.FILTERED)
+            self._recorder.emit("group.filtered", group=group.id, reward=whole.members[0].reward)
         else:
-            self._fail_group(group)
+            self.buffer[group.id] = whole
+            self._recorder.emit("group.complete", group=group.id, members=len(whole.members))
+        self._admit()
         self._changed.set()
 
-    def _fail_group(self, group: _RunningGroup) -> None:
-        for survivor in group.members:
-            self.ledger.end_attempt(survivor.id, AttemptEnd.ABORTED, survivor.sampled_tokens)
-        self.ledger.end_task(group.id, TaskEnd.FAILED)
-        self._recorder.emit("group.failed", group=group.id, task=group.task.id)
-        if self._broken is None:
-            self._admit()
+    # ------------------------------------------------------------------------------------------------ selection
+
+    def _select(self, step: int) -> Selection | None:
+        if self._broken is not None:
+            raise self._broken
+        if len(self.buffer) < self.bound.groups_per_step:
+            return None
+        line = [Candidate(group.id, group.oldest_version, complete=True) for group in self.buffer.values()]
+        line += [
+            Candidate(group.id, group.version, complete=False, expendable=self._expendable(group))
+            for group in self._running.values()
+        ]
+        return select(line, step, self.bound, self._filter.survivors, start_only=self.plan.policy == "start_only")
+
+    def _expendable(self, group: RunningGroup) -> bool:
+        return self.plan.policy == "drop" or (
+            self.plan.policy == "requeue" and group.requeues < self.plan.max_requeues
+        )
+
+    def _give_up(self, selection: Selection) -> None:
+        for id in selection.surplus:
+            self._discard(id, AttemptEnd.SURPLUS)
+        for id in selection.stale:
+            if self.plan.policy == "requeue" and id in self._running:
+                self._requeue(self._running[id])
+            else:
+                self._discard(id, AttemptEnd.STALE)
+
+    def _discard(self, id: int, cause: AttemptEnd) -> None:
+        """The group can no longer be consumed in time."""
+        if (group := self._running.pop(id, None)) is not None:
+            self._cancel_leases(group, cause)
+        finished = group.finished if group is not None else self.buffer.pop(id).members
+        self._end_group(id, finished, TaskEnd.DROPPED_STALE, cause)
+        self._recorder.emit("group.dropped", group=id, cause=str(cause))
+
+    def _requeue(self, group: RunningGroup) -> None:
+        """Play the same task again, from the start and under the present weights."""
+        self._cancel_leases(group, AttemptEnd.STALE)
+        for trajectory in group.finished:
+            self.ledger.end_attempt(trajectory.id, AttemptEnd.STALE, trajectory.sampled_tokens)
+        group.begin_again(self.engine_version)
+        self._recorder.emit("group.requeued", group=group.id, version=group.version, times=group.requeues)
+        self._issue(group, group.unfinished, first=True)
+
+    def _cancel_leases(self, group: RunningGroup, cause: AttemptEnd) -> None:
+        for lease in group.leases.values():
+            self._cancelled[lease] = cause
+            self._dispatcher.cancel(lease)
+
+    def _end_group(self, id: int, members: list[Trajectory], task: TaskEnd, attempt: AttemptEnd) -> None:
+        self.ledger.end_task(id, task)
+        for member in members:
+            self.ledger.end_attempt(member.id, attempt, member.sampled_tokens)
+
+    # --------------------------------------------------------------------------------------------------- resume
+
+    def state(self, version: int) -> SchedulerState:
+        """What a checkpoint keeps, between two steps: `version` of them are trained."""
+        return SchedulerState(
+            version=version,
+            cursor=self.cursor.position,
+            ledger=self.ledger.state(),
+            buffered=list(self.buffer.values()),
+            open=[group.state() for group in self._running.values()],
+            kept_lately=list(self._filter.kept_lately),
+        )
+
+    def restore(self, state: SchedulerState) -> None:
+        """Go on from a checkpoint: what was finished is kept, what was under way is played again."""
+        self.engine_version = self.next_step = state.version
+        self.cursor.position = state.cursor
+        self.ledger = Ledger.restore(state.ledger)
+        self.buffer = {group.id: group for group in state.buffered}
+        self._filter.kept_lately.extend(state.kept_lately)
+        self._any_success = bool(state.version)
+        members = self.plan.group_size + self.plan.redundant_members
+        for group in state.open:
+            task = self.cursor.source.task(group.id)
+            self._running[group.id] = RunningGroup.from_state(group, task, members)
+        kept = [group.members for group in state.buffered] + [group.finished for group in state.open]
+        for attempt in self.ledger.open_attempts - {member.id for members in kept for member in members}:
+            self.ledger.end_attempt(attempt, AttemptEnd.ABORTED, 0)
+        for running in self._running.values():
+            self._issue(running, running.unfinished)
 
     # -------------------------------------------------------------------------------------------------- helpers
 
-    def _take(self, step: int) -> Batch | None:
-        if self._broken is not None:
-            raise self._broken
-        return self.buffer.take(step, self._running_versions())
-
-    def _running_versions(self) -> dict[int, int]:
-        return {group.id: group.version for group in self._running.values()}
+    def _break(self, error: Exception) -> None:
+        self._broken = error
+        self._changed.set()
 
     def _what_is_missing(self, step: int) -> str:
         have, need = len(self.buffer), self.bound.groups_per_step
         if have >= need and self._running:
             oldest = min(self._running.values(), key=lambda group: (group.version, group.id))
-            return f"group {oldest.id}, which may not get any older"
+            return f"group {oldest.id}, which may not get any older: member {_some(oldest.unfinished)} still plays"
         return f"batch {step}: {have} of {need} groups"
 
     def _check_staleness(self, batch: Batch) -> None:
         """The bound is kept by admission; this is the check that it was, where samples are consumed."""
-        if max(batch.staleness()) > self.bound.alpha:
-            raise LedgerError(f"step {batch.step}: staleness {max(batch.staleness())} exceeds {self.bound.alpha}")
+        staleness = [batch.step - group.oldest_version for group in batch.groups]
+        if self.plan.policy != "start_only" and not self.bound.keeps(staleness):
+            raise LedgerError(f"step {batch.step}: staleness {sorted(staleness)} exceeds alpha {self.bound.alpha:g}")
+
+
+def _some(members: list[int]) -> str:
+    return ", ".join(map(str, members[:3])) + (" ..." if len(members) > 3 else "")
