@@ -16,9 +16,17 @@ from rollweave.simulation.durations import NO_TIME, Duration
 from rollweave.trajectory import Trajectory
 
 
+def coin(task: Random, answer: Random) -> float:
+    """One half of the episodes succeed."""
+    return float(answer.random() < 0.5)
+
+
 @dataclass(frozen=True, slots=True)
 class EnvironmentModel:
     turns: Callable[[Random], int]
+    """Of an episode, drawn by its task: the members of a group take the same number."""
+    reward: Callable[[Random, Random], float] = coin
+    """Of a finished episode, drawn by its task and by its last answer."""
     reset_seconds: Duration = NO_TIME
     step_seconds: Duration = NO_TIME
     failure_rate: float = 0.0
@@ -36,16 +44,18 @@ class SimulatedEnvironment:
         self._faults = generator(instance_seed, "faults")
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
-        self._episode = generator(seed, "episode")
-        self._turns_left = max(1, self._model.turns(self._episode))
+        self._seed = seed
+        self._turns_left = max(1, self._model.turns(generator(seed, "episode")))
         await self._take(self._model.reset_seconds)
         return "observation"
 
     async def step(self, action: str) -> StepResult:
         await self._take(self._model.step_seconds)
         self._turns_left -= 1
-        done = self._turns_left == 0
-        return StepResult("observation", reward=float(done and self._faults.random() < 0.5), done=done)
+        if self._turns_left > 0:
+            return StepResult("observation")
+        reward = self._model.reward(generator(self._seed, "task"), generator(self._seed, "answer", action))
+        return StepResult("observation", reward, done=True)
 
     async def close(self) -> None:
         pass

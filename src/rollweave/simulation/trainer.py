@@ -6,16 +6,25 @@ from pathlib import Path
 
 from rollweave.clock import Clock
 from rollweave.seeds import generator
-from rollweave.simulation.durations import Duration
+from rollweave.simulation.durations import NO_TIME, Duration
 from rollweave.simulation.engine import simulated_checksum
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
 
 
 class SimulatedTrainer:
-    def __init__(self, clock: Clock, step_seconds: Duration, seed: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        step_seconds: Duration,
+        seed: int,
+        publish_seconds: Duration = NO_TIME,
+        save_seconds: Duration = NO_TIME,
+    ) -> None:
         self._clock = clock
         self._step_seconds = step_seconds
+        self._publish_seconds = publish_seconds
+        self._save_seconds = save_seconds
         self._seed = seed
         self.batches: list[Batch] = []
 
@@ -26,10 +35,11 @@ class SimulatedTrainer:
         return {"tokens/trained": float(batch.sampled_tokens)}
 
     async def publish(self, version: int) -> str:
+        await self._clock.sleep(self._publish_seconds(generator(self._seed, "publish", version)))
         return simulated_checksum(version)
 
-    async def save(self, folder: Path) -> None:
-        pass
+    async def save(self, folder: Path, driver: str) -> None:
+        await self._clock.sleep(self._save_seconds(generator(self._seed, "save", folder.name)))
 
     async def load(self, folder: Path) -> None:
         pass

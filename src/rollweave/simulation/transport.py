@@ -26,10 +26,17 @@ class SimulatedTransport:
         self._model = model
         self._receive = receive
         self._rng = generator(seed, "transport")
+        self._cut = False
 
     def __call__(self, packet: Packet[Any]) -> None:
+        if self._cut:
+            return
         copies = 1 + (self._rng.random() < self._model.duplicate_rate)
         for _ in range(copies):
             delay = self._model.delay(self._rng)  # drawn per copy: a later packet may overtake
             if self._rng.random() >= self._model.drop_rate:
                 asyncio.get_running_loop().call_later(delay, self._receive, packet)
+
+    def cut(self) -> None:
+        """Nothing more is taken on; what is on its way arrives."""
+        self._cut = True

@@ -20,27 +20,34 @@ from rollweave.pipelines.journal import Row
 from rollweave.pipelines.parts import Parts
 from rollweave.rollout.barrier import TurnBarrier
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.host import EnvHost
 from rollweave.rollout.manager import Stage
 from rollweave.rollout.proxy import LLMProxy
 from rollweave.seeds import derive
-from rollweave.simulation.durations import Duration, constant
-from rollweave.simulation.engine import SimulatedEngine
-from rollweave.simulation.environment import ByteDialogue, EnvironmentModel, SimulatedEnvironment, StepRewards
+from rollweave.simulation.durations import NO_TIME, Duration, constant
+from rollweave.simulation.engine import SimulatedEngine, SyncModel
+from rollweave.simulation.environment import ByteDialogue, EnvironmentModel, SimulatedEnvironment
+from rollweave.simulation.faults import Outage, suffer
+from rollweave.simulation.hosts import SimulatedHost
+from rollweave.simulation.rewards import RewardModel, SimulatedReward
 from rollweave.simulation.trainer import SimulatedTrainer
-from rollweave.simulation.transport import SimulatedTransport, TransportModel
+from rollweave.simulation.transport import TransportModel
+from rollweave.simulation.witness import Witness
 from rollweave.tasks import SeedSource
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The machinery's models."""
+    """The machinery's models, and what befalls it."""
 
     token_seconds: Duration = constant(0.01)  # noqa: RUF009 (durations are pure)
     answer_tokens: Callable[[Random], int] = lambda rng: rng.randint(1, 6)
     train_seconds: Duration = constant(1.0)  # noqa: RUF009
+    save_seconds: Duration = NO_TIME
     environment: EnvironmentModel = EnvironmentModel(turns=lambda rng: rng.randint(1, 5))  # noqa: RUF009
+    reward: RewardModel = RewardModel()  # noqa: RUF009
+    sync: SyncModel = SyncModel()  # noqa: RUF009
     transport: TransportModel = TransportModel()  # noqa: RUF009
+    outages: tuple[Outage, ...] = ()
     hosts: int = 1
     engines: int = 1
 
@@ -51,35 +58,68 @@ class SimulatedRun:
 
     parts: Parts
     trainer: SimulatedTrainer
+    engines: list[SimulatedEngine]
     recorder: MemoryRecorder
+    witness: Witness
     rows: list[Row] = field(default_factory=list)
     seconds: float = 0.0
 
 
 async def simulate(job: Job, world: World, clock: Clock) -> SimulatedRun:
     """Run the job's pipeline, unchanged, against modelled machinery."""
-    recorder = MemoryRecorder(clock.now)
-    rows: list[Row] = []
-    engines = [SimulatedEngine(clock, world.token_seconds, world.answer_tokens) for _ in range(world.engines)]
-    trainer = SimulatedTrainer(clock, world.train_seconds, job.seed)
     dispatcher = Dispatcher()
+    run = _assemble(job, world, clock, dispatcher)
     instances = itertools.count()
 
     def stage() -> Stage:
         return Stage(
             clock=clock,
-            proxy=LLMProxy(engines),
+            proxy=LLMProxy(run.engines),
             environment=lambda task: SimulatedEnvironment(
                 world.environment, clock, derive(job.seed, "instance", next(instances))
             ),
             dialogue=ByteDialogue(),
-            scorer=StepRewards(),
+            scorer=SimulatedReward(world.reward, clock, job.seed),
             deadlines=job.rollout.deadlines,
             max_turns=job.rollout.max_turns,
             max_context=job.rollout.max_context,
             barrier=TurnBarrier() if job.pipeline.type == "sync" else None,
         )
 
+    capacity = -(-job.rollout.environments // world.hosts)
+    hosts = [
+        SimulatedHost(dispatcher, stage, capacity, world.transport, derive(job.seed, "host", n))
+        for n in range(world.hosts)
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        for host in hosts:
+            host.begin(tasks)
+        trouble = tasks.create_task(suffer(world.outages, run.engines, hosts, clock, tasks), name="outages")
+        await PIPELINES[job.pipeline.type](run.parts, 0, job.training.steps)
+        run.seconds = clock.now()
+        trouble.cancel()
+        for host in hosts:
+            host.kill()
+    return run
+
+
+def _assemble(job: Job, world: World, clock: Clock, dispatcher: Dispatcher) -> SimulatedRun:
+    """The control plane around modelled engines and a modelled trainer."""
+    recorder, witness = MemoryRecorder(clock.now), Witness()
+    rows: list[Row] = []
+    engines = [
+        SimulatedEngine(
+            clock,
+            world.token_seconds,
+            world.answer_tokens,
+            in_flight=job.in_flight,
+            sync=world.sync,
+            number=number,
+            witness=witness,
+        )
+        for number in range(world.engines)
+    ]
+    trainer = SimulatedTrainer(clock, world.train_seconds, job.seed, world.sync.publish, world.save_seconds)
     parts = assemble(
         job,
         Machinery(engines, trainer, dispatcher),
@@ -89,26 +129,4 @@ async def simulate(job: Job, world: World, clock: Clock) -> SimulatedRun:
         clock,
         Listeners(recorder, on_row=[lambda step, row: rows.append({"step": step, **row})]),
     )
-    run = SimulatedRun(parts, trainer, recorder, rows)
-    capacity = -(-job.rollout.environments // world.hosts)
-    async with asyncio.TaskGroup() as tasks:
-        hosts = [
-            tasks.create_task(
-                _attach(dispatcher, stage(), capacity, world.transport, derive(job.seed, "host", n)).run()
-            )
-            for n in range(world.hosts)
-        ]
-        await PIPELINES[job.pipeline.type](parts, 0, job.training.steps)
-        run.seconds = clock.now()
-        for host in hosts:
-            host.cancel()
-    return run
-
-
-def _attach(dispatcher: Dispatcher, stage: Stage, capacity: int, model: TransportModel, seed: int) -> EnvHost:
-    """A host behind a transport that behaves as modelled in both directions."""
-    host: EnvHost
-    to_host = SimulatedTransport(model, lambda packet: host.link.receive(packet), derive(seed, "to host"))
-    link = dispatcher.attach(to_host, capacity)
-    host = EnvHost(stage, SimulatedTransport(model, link.receive, derive(seed, "to driver")))
-    return host
+    return SimulatedRun(parts, trainer, engines, recorder, witness, rows)

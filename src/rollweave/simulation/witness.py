@@ -1,0 +1,44 @@
+"""Witness: what the modelled machinery really did, written down where it happened.
+
+Tests compare it with what the control plane believes. It knows nothing of schedulers or ledgers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rollweave.engines.protocol import Completion, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request as an engine answered it."""
+
+    context: tuple[int, ...]
+    tokens: tuple[int, ...]
+    versions: tuple[int, ...]
+    """Of each token."""
+
+
+@dataclass(slots=True)
+class Witness:
+    answered: dict[str, Answered] = field(default_factory=dict)
+    """By request id, which is `<lease>#<turn>`."""
+    redrawn: Counter[str] = field(default_factory=Counter)
+    """Tokens by request that were sampled and lost in the engine: its death, or `restart_turn`."""
+    abandoned: Counter[str] = field(default_factory=Counter)
+    """Tokens by request whose asker was gone before the answer: a deadline, a cancelled episode, a dead host."""
+    asked: int = 0
+    asked_twice: list[str] = field(default_factory=list)
+    weights: list[tuple[str, int, int]] = field(default_factory=list)
+    """(`prepared` or `committed`, engine, version), in order."""
+
+    def answer(self, request: Request, completion: Completion) -> None:
+        if request.id in self.answered:
+            self.asked_twice.append(request.id)
+        self.answered[request.id] = Answered(
+            tuple(request.tokens),
+            tuple(token for span in completion.spans for token in span.tokens),
+            tuple(span.version for span in completion.spans if span.version is not None for _ in span.tokens),
+        )
