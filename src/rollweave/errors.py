@@ -45,7 +45,11 @@ class UntrainableBatch(RollweaveError):
 
 
 class WorkerDied(RollweaveError):
-    pass
+    """A process of the run is gone; `worker` is its name: `engine`, `trainer`, `host-0` ..."""
+
+    def __init__(self, message: str, worker: str = "") -> None:
+        super().__init__(message)
+        self.worker = worker
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
