@@ -49,9 +49,9 @@ class InlineTrainer:
         with self._clock.blocked():
             return self._store.push(version, self._core.weights())
 
-    async def save(self, folder: Path) -> None:
+    async def save(self, folder: Path, driver: str) -> None:
         with self._clock.blocked():
-            self._core.save(folder)
+            self._core.save(folder, driver)
 
     async def load(self, folder: Path) -> None:
         self._core.load(folder)
@@ -67,9 +67,9 @@ async def start_players(
     """An engine and an environment host in this process: all that playing needs."""
     engine = EngineLoop(blueprint.engine(), store, clock, step_seconds)
     stage = blueprint.stage(LLMProxy([engine]), clock)
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(blueprint.job.rollout.scheduling)
     host: EnvHost
-    link = dispatcher.attach(lambda packet: host.link.receive(packet), blueprint.job.rollout.environments)
+    link = dispatcher.attach(lambda packet: host.link.receive(packet), blueprint.job.rollout.slots)
     host = EnvHost(stage, link.receive)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(engine.run(), name="engine"), tasks.create_task(host.run(), name="host")]

@@ -28,8 +28,8 @@ class TakingTurns:
     async def publish(self, version: int) -> str:
         return await self._trainer.publish(version)
 
-    async def save(self, folder: Path) -> None:
-        await self._trainer.save(folder)
+    async def save(self, folder: Path, driver: str) -> None:
+        await self._trainer.save(folder, driver)
 
     async def load(self, folder: Path) -> None:
         await self._trainer.load(folder)

@@ -100,9 +100,9 @@ class RayTrainer:
         checksum: str = await self._worker.call("publish", version)
         return checksum
 
-    async def save(self, folder: Path) -> None:
+    async def save(self, folder: Path, driver: str) -> None:
         with self._clock.wait("driver", f"checkpoint {folder.name}", self._deadlines.train_step):
-            await self._worker.call("save", folder)
+            await self._worker.call("save", folder, driver)
 
     async def load(self, folder: Path) -> None:
         await self._worker.call("load", folder)

@@ -113,8 +113,8 @@ class TrainerWorker:
     def publish(self, version: int) -> str:
         return self._store.push(version, self._core.weights())
 
-    def save(self, folder: Path) -> None:
-        self._core.save(folder)
+    def save(self, folder: Path, driver: str) -> None:
+        self._core.save(folder, driver)
 
     def load(self, folder: Path) -> None:
         self._core.load(folder)

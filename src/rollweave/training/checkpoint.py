@@ -1,14 +1,19 @@
 """Checkpoints: a Hugging Face folder that `transformers` and vLLM load as it is, plus `state/` to continue from.
 
     checkpoints/step-12/config.json, model.safetensors, tokenizer.json, ...
-    checkpoints/step-12/state/trainer.pt
+    checkpoints/step-12/state/trainer.pt       optimiser and version
+    checkpoints/step-12/state/driver.json      the control plane: ledgers, cursor, groups not trained yet
+    checkpoints/step-12/state/manifest.json    size and digest of every other file
 
-A checkpoint appears all at once (`atomic_folder`), so whatever is called `step-N` is whole. This file knows folders
-and disks, not torch: the driver uses it to find and to prune checkpoints.
+A checkpoint appears all at once (`atomic_folder`), so whatever is called `step-N` was whole when it was made; the
+manifest tells whether it still is. This file knows folders and disks, not torch: the driver uses it to find and to
+prune checkpoints.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -17,16 +22,23 @@ from pathlib import Path
 from rollweave.errors import RunFolderError
 from rollweave.policies.atomic import PARTIAL, atomic_folder
 
+STATE = Path("state")
+DRIVER = STATE / "driver.json"
+MANIFEST = STATE / "manifest.json"
+ASIDE = "set-aside-"
 _NAME = re.compile(r"step-(\d+)")
 
 
-def write(folder: Path, fill: Callable[[Path], None]) -> None:
+def write(folder: Path, fill: Callable[[Path], None], driver: str = "{}") -> None:
     """Let `fill` write a new checkpoint; it exists whole or not at all, and earlier ones stay untouched."""
     if folder.exists():
         raise RunFolderError(f"checkpoint {folder} exists already and is never overwritten; choose another folder")
     try:
         with atomic_folder(folder) as partial:
             fill(partial)
+            (partial / STATE).mkdir(exist_ok=True)
+            (partial / DRIVER).write_text(driver, encoding="utf-8")
+            (partial / MANIFEST).write_text(json.dumps(_manifest(partial), indent=1), encoding="utf-8")
     except OSError as error:
         raise RunFolderError(
             f"cannot write checkpoint {folder}: {error.strerror or error}; free space on that disk or choose another "
@@ -34,22 +46,63 @@ def write(folder: Path, fill: Callable[[Path], None]) -> None:
         ) from error
 
 
+def read_driver(folder: Path) -> str:
+    return (folder / DRIVER).read_text(encoding="utf-8")
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if every file is as it was written."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        for name, (size, digest) in manifest.items():
+            if (found := (folder / name).stat().st_size) != size:
+                return f"{name} has {found} bytes instead of {size}"
+            if _digest(folder / name) != digest:
+                return f"{name} is not what was written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).relative_to(folder)} is missing"
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return f"it cannot be read ({error})"
+    return None
+
+
 def newest(folder: Path) -> Path | None:
     """The checkpoint of the highest step, or None."""
-    return max(_all(folder), key=_step, default=None)
+    return max(_all(folder), key=step_of, default=None)
+
+
+def newest_first(folder: Path) -> list[Path]:
+    return sorted(_all(folder), key=step_of, reverse=True)
 
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the `keep` newest checkpoints, and what a killed process left half written."""
-    for old in sorted(_all(folder), key=_step)[:-keep]:
+    for old in newest_first(folder)[keep:]:
         shutil.rmtree(old)
     for partial in folder.glob(f"{PARTIAL}*"):
         shutil.rmtree(partial)
+
+
+def set_aside(folder: Path) -> Path:
+    """Take a checkpoint out of the line without deleting it; one that was set aside before makes room."""
+    aside = folder.with_name(f"{ASIDE}{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside)
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _all(folder: Path) -> list[Path]:
     return [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
 
 
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+def _manifest(folder: Path) -> dict[str, tuple[int, str]]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): (path.stat().st_size, _digest(path)) for path in files}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,8 +21,11 @@ class Trainer(Protocol):
         """Push the current weights to the weight store as `version`; returns their checksum."""
         ...
 
-    async def save(self, folder: Path) -> None:
-        """Write a checkpoint: a Hugging Face folder plus `state/`. Atomic: all of it or nothing."""
+    async def save(self, folder: Path, driver: str) -> None:
+        """Write a checkpoint: a Hugging Face folder plus `state/`. Atomic: all of it or nothing.
+
+        `driver` is the control plane's state as JSON; it goes to `state/driver.json`.
+        """
         ...
 
     async def load(self, folder: Path) -> None:

@@ -171,9 +171,9 @@ class TorchTrainer:
                 found[name] = tensor.detach()
         return found
 
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint, whole or not at all."""
-        checkpoint.write(folder, self._fill)
+    def save(self, folder: Path, driver: str = "{}") -> None:
+        """Write a checkpoint, whole or not at all; `driver` is the control plane's part of it."""
+        checkpoint.write(folder, self._fill, driver)
 
     def _fill(self, folder: Path) -> None:
         save_model(self.model, self.tokenizer, folder)
