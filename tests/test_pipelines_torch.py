@@ -15,7 +15,7 @@ from rollweave.config.job import Job
 from rollweave.engines.protocol import EngineStats
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.observability.events import MemoryRecorder
-from rollweave.pipelines.assemble import PIPELINES, Listeners, assemble
+from rollweave.pipelines.assemble import Listeners, assemble, pipeline
 from rollweave.policies.chat import ChatFormat
 from rollweave.policies.start import start_policy
 from rollweave.rewards.function import NamedReward
@@ -82,7 +82,7 @@ class Played:
                     on_trajectories=[lambda step, trajectories: self.trained.append(trajectories)],
                 ),
             )
-            await PIPELINES[job.pipeline.type](parts, 0, STEPS)
+            await pipeline(job)(parts, 0, STEPS)
         parts.scheduler.ledger.check()
         self.checksums = [row["weights/checksum"] for row in self.rows]
 

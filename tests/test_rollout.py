@@ -16,20 +16,17 @@ from rollweave.engines.protocol import Completion, Engine, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed
 from rollweave.rollout.barrier import TurnBarrier
-from rollweave.rollout.buffer import SampleBuffer
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
 from rollweave.rollout.link import Endpoint
 from rollweave.rollout.manager import EnvManager, Stage
 from rollweave.rollout.messages import Lease, Report
 from rollweave.rollout.proxy import LLMProxy
-from rollweave.rollout.staleness import StalenessBound
-from rollweave.seeds import generator
 from rollweave.simulation.durations import constant, lognormal
 from rollweave.simulation.engine import SimulatedEngine
 from rollweave.simulation.environment import ByteDialogue, StepRewards
 from rollweave.simulation.transport import SimulatedTransport, TransportModel
 from rollweave.tasks import Task
-from rollweave.trajectory import Group, Outcome, Span, Trajectory, Transform
+from rollweave.trajectory import Outcome, Trajectory
 
 TASK = Task("t/0", "t", 7)
 
@@ -135,58 +132,6 @@ def test_nobody_passes_the_barrier_before_everybody_is_there() -> None:
     assert times["fast", 0] == times["slow", 0] == 5.0
     assert times["fast", 1] == times["slow", 1] == 10.0
     assert times["fast", 3] == 12.0, "once the slow one has left, nobody waits for it"
-
-
-# ------------------------------------------------------------------------------------------------------- buffer
-
-
-def group(number: int, version: int) -> Group:
-    trajectory = Trajectory(f"{number}.0.0", number, 0, TASK)
-    trajectory.observe([1])
-    trajectory.answer([Span([2], [-1.0], [-1.0], version, Transform())], "x", "stop")
-    return Group(number, TASK, [trajectory])
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(0, 4), st.integers(1, 4), st.integers(0, 10**6))
-def test_whatever_order_groups_finish_in_the_bound_holds_and_nobody_is_stuck(alpha: int, size: int, seed: int) -> None:
-    """Admission and consumption alone: the newest may overtake the oldest for many steps, and fail now and then."""
-    draw = generator(seed)
-    bound = StalenessBound(alpha, size)
-    buffer = SampleBuffer(bound)
-    running: dict[int, int] = {}
-    number = 0
-    for step in range(20):
-        for next_step in (step, step + 1):  # after the update, then while the step trains
-            while bound.admits(len(running) + len(buffer), next_step, step):
-                running[number] = step
-                number += 1
-            if next_step == step:
-                while (batch := buffer.take(step, running)) is None:
-                    assert running, "nobody is left to wait for"
-                    ended = draw.choice(sorted(running)[-2:]) if draw.random() < 0.7 else draw.choice(sorted(running))
-                    version = running.pop(ended)
-                    if draw.random() > 0.1:
-                        buffer.put(group(ended, version))
-                    while bound.admits(len(running) + len(buffer), step, step):
-                        running[number] = step
-                        number += 1
-                assert max(batch.staleness()) <= alpha
-
-
-def test_a_group_at_its_limit_is_taken_before_one_that_can_wait() -> None:
-    buffer = SampleBuffer(StalenessBound(alpha=1, groups_per_step=1))
-    buffer.put(group(3, version=5))
-    buffer.put(group(9, version=4))  # finished late, started early
-    batch = buffer.take(5, running={})
-    assert batch is not None and [g.id for g in batch.groups] == [9]
-
-
-def test_a_running_group_at_its_limit_holds_the_batch_back() -> None:
-    buffer = SampleBuffer(StalenessBound(alpha=1, groups_per_step=1))
-    buffer.put(group(3, version=5))
-    assert buffer.take(5, running={2: 4}) is None
-    assert buffer.take(5, running={4: 5}) is not None
 
 
 # -------------------------------------------------------------------------------------------------------- proxy

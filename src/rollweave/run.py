@@ -25,7 +25,7 @@ from rollweave.observability.screen import Header
 from rollweave.observability.summary import ExitReason, Summary, summarise, write_summary
 from rollweave.observability.terminal import View
 from rollweave.observability.transcripts import TranscriptWriter, spread
-from rollweave.pipelines.assemble import PIPELINES, Listeners, Machinery, assemble
+from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
 from rollweave.pipelines.parts import Parts
 from rollweave.preflight import check_before_start
 from rollweave.rewards.function import NamedReward
@@ -182,7 +182,7 @@ class _Session:
 
 
 async def _run_pipeline(job: Job, parts: Parts) -> None:
-    await PIPELINES[job.pipeline.type](parts, 0, job.training.steps)
+    await pipeline(job)(parts, 0, job.training.steps)
 
 
 class _interrupts:

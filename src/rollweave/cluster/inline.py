@@ -24,6 +24,7 @@ from rollweave.rollout.host import EnvHost
 from rollweave.rollout.proxy import LLMProxy
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
+from rollweave.weights.fingerprint import Fingerprint
 from rollweave.weights.store import MemoryStore, WeightStore
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class InlineTrainer:
         await self._clock.sleep(self._step_seconds)
         return metrics
 
-    async def publish(self, version: int) -> str:
+    async def publish(self, version: int) -> Fingerprint:
         with self._clock.blocked():
             return self._store.push(version, self._core.weights())
 
@@ -90,7 +91,7 @@ async def start_inline(
     train_step_seconds: float = 0.0,
 ) -> AsyncIterator[Machinery]:
     """The machinery of a job in this process. Modelled step times drive the real parts by the virtual clock."""
-    store = MemoryStore()
+    store = MemoryStore(blueprint.job.weights.bucket_mb)
     trainer = InlineTrainer(blueprint.trainer(), store, clock, train_step_seconds)
     async with start_players(blueprint, clock, store, engine_step_seconds) as (engine, dispatcher):
         yield Machinery([engine], trainer, dispatcher)

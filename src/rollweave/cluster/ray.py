@@ -52,8 +52,8 @@ async def start_ray(blueprint: Blueprint, runtime: RayRuntime, clock: Clock, log
             _worker(HostWorker, name, logs, 1, name, blueprint, [engine])
             for name in (f"host-{n}" for n in range(runtime.hosts))
         ]
-        dispatcher = Dispatcher()
-        capacity = -(-job.rollout.environments // runtime.hosts)
+        dispatcher = Dispatcher(job.rollout.scheduling)
+        capacity = -(-job.rollout.slots // runtime.hosts)
         try:
             await asyncio.gather(engine.call("ready"), trainer.call("ready"))
             async with asyncio.TaskGroup() as tasks:

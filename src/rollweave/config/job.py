@@ -6,6 +6,7 @@ pairs that contradict each other are refused with the fix (`Job` at the end).
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -122,7 +123,7 @@ class RolloutConfig(Section):
     group_size: PositiveInt = 8
     """Members of a group: episodes of the same task that are compared with each other."""
     environments: PositiveInt = 64
-    """Episodes running at once."""
+    """Episodes running at once; redundant ones come on top."""
     max_turns: PositiveInt = 20
     """An episode longer than this is truncated (and trained)."""
     max_context: PositiveInt = 1024
@@ -149,6 +150,12 @@ class RolloutConfig(Section):
     concurrency: Literal["fixed", "adaptive"] = "fixed"
     """`adaptive`: fewer episodes at once while the engines evict KV caches, at most `environments`."""
     deadlines: Deadlines = Deadlines()
+
+    @property
+    def slots(self) -> int:
+        """Episodes played at once, the redundant ones among them."""
+        share = (1 + self.redundant_groups) * (1 + self.redundant_members / self.group_size)
+        return ceil(self.environments * share - 1e-9)
 
 
 # ----------------------------------------------------------------------------------- the loop and where it runs
@@ -309,7 +316,7 @@ class Job(Section):
                 f"pipeline.sync_point=after_batch needs pipeline.alpha of 1 or more, not {pipeline.alpha:g}: the batch "
                 "of a step would have to come from weights that the engines only get after it"
             )
-        if self.alpha > 0 and self.training.loss.denominator is None:
+        if self.alpha > 0 and self.training.loss.undecided:
             raise ValueError(
                 f"training.loss.denominator must be chosen with {self.pipeline.type} at alpha {self.alpha:g}: the data "
                 "is stale, so say what the ratio divides by: `behaviour` (the engine's log-probs) or `proximal` "

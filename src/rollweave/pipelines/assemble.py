@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rollweave.clock import Clock
 from rollweave.config.environments import PythonEnvironmentConfig
-from rollweave.config.job import ArealPipeline, Job, RollArtPipeline
+from rollweave.config.job import ArealPipeline, Job, OneOffPipeline, RollArtPipeline, SyncPipeline, SyncPlusPipeline
 from rollweave.engines.protocol import Engine, Sampling
 from rollweave.observability.events import Emitter
 from rollweave.pipelines.journal import Journal, OnRow, OnTrajectories
+from rollweave.pipelines.one_off import one_off
 from rollweave.pipelines.parts import Milestones, Parts
 from rollweave.pipelines.rollart import rollart
 from rollweave.pipelines.sync import sync
@@ -28,7 +29,15 @@ from rollweave.weights.sync import WeightSync
 
 Pipeline = Callable[[Parts, int, int], Awaitable[None]]
 
-PIPELINES: dict[str, Pipeline] = {"sync": sync, "sync+": sync, "rollart": rollart}
+
+def pipeline(job: Job) -> Pipeline:
+    """The loop of the job's mode."""
+    match job.pipeline:
+        case SyncPipeline() | SyncPlusPipeline():
+            return sync
+        case OneOffPipeline() | RollArtPipeline(sync_point="after_batch"):
+            return one_off
+    return rollart  # and `areal`, whose scheduler looks at staleness only at the start
 
 
 @dataclass(slots=True)

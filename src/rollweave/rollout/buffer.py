@@ -1,38 +1,33 @@
-"""SampleBuffer: complete groups waiting for the train step that consumes them.
-
-`take` serves the oldest first and never leaves behind what could then no longer be consumed in time: if a running
-group would be too old by the time its turn comes, the step waits for it (policy `wait`: nothing is wasted and nobody
-is starved).
-"""
+"""SampleBuffer: complete groups waiting for the train step that consumes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
+from rollweave.rollout.selection import Candidate, Selection, select
 from rollweave.rollout.staleness import StalenessBound
-from rollweave.trajectory import Batch, Group
+from rollweave.trajectory import Group
 
 
 class SampleBuffer:
     def __init__(self, bound: StalenessBound) -> None:
         self.bound = bound
-        self._groups: dict[int, Group] = {}
+        self.groups: dict[int, Group] = {}
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self.groups)
 
     def put(self, group: Group) -> None:
-        self._groups[group.id] = group
+        self.groups[group.id] = group
 
-    def take(self, step: int, running: Mapping[int, int]) -> Batch | None:
-        """The batch of this step, or None while it cannot be had. `running`: group -> version at admission."""
-        size = self.bound.groups_per_step
-        if len(self._groups) < size:
+    def take(self, id: int) -> Group:
+        return self.groups.pop(id)
+
+    def select(
+        self, step: int, running: Iterable[Candidate], survivors: float = 1.0, start_only: bool = False
+    ) -> Selection | None:
+        """What the step consumes and what it gives up, or None while it has to wait (see `selection`)."""
+        if len(self.groups) < self.bound.groups_per_step:
             return None
-        oldest_first = sorted(self._groups.values(), key=lambda group: (group.oldest_version, group.id))
-        chosen, rest = oldest_first[:size], oldest_first[size:]
-        if not self.bound.can_wait([*running.values(), *(group.oldest_version for group in rest)], step + 1):
-            return None
-        for group in chosen:
-            del self._groups[group.id]
-        return Batch(step, chosen)
+        line = [Candidate(group.id, group.oldest_version, complete=True) for group in self.groups.values()]
+        return select([*line, *running], step, self.bound, survivors, start_only)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rollweave.observability.events import Emitter
 from rollweave.rollout.link import Endpoint, Transport
 from rollweave.rollout.messages import Cancel, Lease, Report
 from rollweave.trajectory import Outcome, Trajectory
@@ -49,6 +50,8 @@ class Dispatcher:
     def __init__(self, scheduling: Literal["queue", "batch"] = "queue") -> None:
         self.limit: int | None = None
         """The most episodes to play at once over all hosts; None: as many as they have room for."""
+        self.recorder: Emitter | None = None
+        """Hears when an episode begins and ends, and how much room is left then."""
         self._scheduling = scheduling
         self._seats: list[_Seat] = []
         self._queue: deque[_Party] = deque()
@@ -145,6 +148,7 @@ class Dispatcher:
         seat.used += party.size
         for lease in party.leases:
             seat.playing[lease.id] = None
+            self._tell("episode.begin", lease)
             seat.link.say(lease.id, lease)
 
     def _hear(self, seat: _Seat, report: Report) -> None:
@@ -160,7 +164,14 @@ class Dispatcher:
             party.leases = [other for other in party.leases if other.id != report.lease]
             if not party.leases:
                 party.seat.used -= party.size
+            self._tell("episode.end", lease)
         party.on_report(lease, report)
+
+    def _tell(self, event: str, lease: Lease) -> None:
+        if self.recorder is not None:
+            slots, used = self.capacity, sum(seat.used for seat in self._seats)
+            free = max(0, slots - used)
+            self.recorder.emit(event, id=lease.id, group=lease.group, free=free, slots=slots, in_line=len(self._queue))
 
 
 def _unplayed(lease: Lease, cause: str, host_died: bool = False) -> Report:

@@ -59,12 +59,13 @@ class Evaluator:
         self._under_way = False
         self._finished: list[Trajectory] = []
         self._failed: list[Trajectory] = []
+        self._tokens = 0
         self._version = 0
 
     def start(self, version: int) -> None:
         """Begin to evaluate the version the engines have now."""
         self._version = version
-        self._finished, self._failed = [], []
+        self._finished, self._failed, self._tokens = [], [], 0
         self._done.clear()
         self._under_way = True
         self._recorder.emit("eval.begin", version=version, tasks=len(self.tasks))
@@ -82,7 +83,9 @@ class Evaluator:
             raise EnvironmentFailed(f"every evaluation episode failed; the last one: {self._failed[-1].cause}")
         self._finished.sort(key=lambda t: t.member)
         result = Evaluation(self._version, self._finished, len(self._failed))
-        self._recorder.emit("eval.end", version=self._version, reward=result.reward, failed=result.failed)
+        self._recorder.emit(
+            "eval.end", version=self._version, reward=result.reward, failed=result.failed, tokens=self._tokens
+        )
         return result
 
     def _submit(self, index: int, attempt: int) -> None:
@@ -96,13 +99,14 @@ class Evaluator:
             sampling=self._sampling,
             version=self._version,
         )
-        self._dispatcher.submit(lease, self._on_report, first=True)
+        self._dispatcher.submit([lease], self._on_report, first=True)
 
     def _on_report(self, lease: Lease, report: Report) -> None:
         outcome = report.trajectory.outcome
+        self._tokens += report.trajectory.sampled_tokens
         if outcome is not None and outcome.trainable and not report.reward_failed:
             self._finished.append(report.trajectory)
-        elif lease.attempt < self._max_retries:
+        elif report.host_died or lease.attempt < self._max_retries:
             self._submit(lease.member, lease.attempt + 1)
         else:
             self._failed.append(report.trajectory)

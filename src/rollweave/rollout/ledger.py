@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 
-from rollweave.rollout.state import LedgerState
-
 from rollweave.observability.events import Emitter
+from rollweave.rollout.state import LedgerState
 
 
 class TaskEnd(StrEnum):
@@ -96,8 +95,8 @@ class Ledger:
         )
 
     @classmethod
-    def restore(cls, state: LedgerState) -> Ledger:
-        ledger = cls()
+    def restore(cls, state: LedgerState, recorder: Emitter | None = None) -> Ledger:
+        ledger = cls(recorder)
         ledger.admitted, ledger.issued = state.admitted, state.issued
         ledger.tasks.update({TaskEnd(end): count for end, count in state.tasks.items()})
         ledger.attempts.update({AttemptEnd(end): count for end, count in state.attempts.items()})

@@ -19,17 +19,18 @@ from rollweave.clock import Clock
 from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed, RewardFailed
 from rollweave.observability.events import Emitter
+from rollweave.rollout.buffer import SampleBuffer
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.filter import GroupFilter
 from rollweave.rollout.group import RunningGroup
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
 from rollweave.rollout.messages import Lease, Report
-from rollweave.rollout.selection import Candidate, Selection, select
+from rollweave.rollout.selection import Candidate, Selection
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.rollout.state import SchedulerState
 from rollweave.seeds import derive, generator
 from rollweave.tasks import Cursor
-from rollweave.trajectory import Batch, Group, Trajectory
+from rollweave.trajectory import Batch, Trajectory
 
 HOPELESS_ATTEMPTS = 16
 """A run whose first episodes all fail has a broken environment or reward, not bad luck: it stops with their error."""
@@ -73,9 +74,8 @@ class RolloutScheduler:
         self.plan = plan
         self.bound = bound
         self.cursor = cursor
-        self.ledger = Ledger()
-        self.buffer: dict[int, Group] = {}
-        """Complete groups that wait for the train step that consumes them."""
+        self.ledger = Ledger(recorder)
+        self.buffer = SampleBuffer(bound)
         self.engine_version = 0
         self.next_step = 0
         self._filter = GroupFilter(plan.filter)
@@ -110,7 +110,7 @@ class RolloutScheduler:
                 wait.what = self._what_is_missing(step)
                 self._changed.clear()
                 await self._changed.wait()
-        batch = Batch(step, [self.buffer.pop(id) for id in selection.consumed])
+        batch = Batch(step, [self.buffer.take(id) for id in selection.consumed])
         self._check_staleness(batch)
         self.next_step = step + 1
         self._recorder.emit("batch.ready", step=step, groups=[group.id for group in batch.groups])
@@ -141,7 +141,7 @@ class RolloutScheduler:
         if len(self._running) < room:
             return True
         # Over-issue only into environments that would stand idle.
-        return 0 < room and len(self._running) < floor(room / self._filter.survivors) and self._dispatcher.free > 0
+        return room > 0 and len(self._running) < floor(room / self._filter.survivors) and self._dispatcher.free > 0
 
     def _admit_group(self) -> None:
         number = self.cursor.position
@@ -273,7 +273,7 @@ class RolloutScheduler:
             self._end_group(group.id, whole.members, TaskEnd.FILTERED, AttemptEnd.FILTERED)
             self._recorder.emit("group.filtered", group=group.id, reward=whole.members[0].reward)
         else:
-            self.buffer[group.id] = whole
+            self.buffer.put(whole)
             self._recorder.emit("group.complete", group=group.id, members=len(whole.members))
         self._admit()
         self._changed.set()
@@ -283,19 +283,14 @@ class RolloutScheduler:
     def _select(self, step: int) -> Selection | None:
         if self._broken is not None:
             raise self._broken
-        if len(self.buffer) < self.bound.groups_per_step:
-            return None
-        line = [Candidate(group.id, group.oldest_version, complete=True) for group in self.buffer.values()]
-        line += [
+        running = (
             Candidate(group.id, group.version, complete=False, expendable=self._expendable(group))
             for group in self._running.values()
-        ]
-        return select(line, step, self.bound, self._filter.survivors, start_only=self.plan.policy == "start_only")
+        )
+        return self.buffer.select(step, running, self._filter.survivors, self.plan.policy == "start_only")
 
     def _expendable(self, group: RunningGroup) -> bool:
-        return self.plan.policy == "drop" or (
-            self.plan.policy == "requeue" and group.requeues < self.plan.max_requeues
-        )
+        return self.plan.policy == "drop" or (self.plan.policy == "requeue" and group.requeues < self.plan.max_requeues)
 
     def _give_up(self, selection: Selection) -> None:
         for id in selection.surplus:
@@ -310,7 +305,7 @@ class RolloutScheduler:
         """The group can no longer be consumed in time."""
         if (group := self._running.pop(id, None)) is not None:
             self._cancel_leases(group, cause)
-        finished = group.finished if group is not None else self.buffer.pop(id).members
+        finished = group.finished if group is not None else self.buffer.take(id).members
         self._end_group(id, finished, TaskEnd.DROPPED_STALE, cause)
         self._recorder.emit("group.dropped", group=id, cause=str(cause))
 
@@ -341,7 +336,7 @@ class RolloutScheduler:
             version=version,
             cursor=self.cursor.position,
             ledger=self.ledger.state(),
-            buffered=list(self.buffer.values()),
+            buffered=list(self.buffer.groups.values()),
             open=[group.state() for group in self._running.values()],
             kept_lately=list(self._filter.kept_lately),
         )
@@ -350,8 +345,9 @@ class RolloutScheduler:
         """Go on from a checkpoint: what was finished is kept, what was under way is played again."""
         self.engine_version = self.next_step = state.version
         self.cursor.position = state.cursor
-        self.ledger = Ledger.restore(state.ledger)
-        self.buffer = {group.id: group for group in state.buffered}
+        self.ledger = Ledger.restore(state.ledger, self._recorder)
+        for whole in state.buffered:
+            self.buffer.put(whole)
         self._filter.kept_lately.extend(state.kept_lately)
         self._any_success = bool(state.version)
         members = self.plan.group_size + self.plan.redundant_members
