@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollweave.weights.digest import BUCKET_WORDS, checksum
+from rollweave.weights.digest import BLOCK_WORDS, checksum
 
 
 def tensors(size: int) -> dict[str, np.ndarray]:
@@ -34,7 +34,7 @@ def test_torch_and_numpy_agree_and_strides_do_not_matter() -> None:
     assert checksum(flipped) == checksum(base)
 
 
-@pytest.mark.parametrize("size", [1, 3, 4 * BUCKET_WORDS, 4 * BUCKET_WORDS + 3])
+@pytest.mark.parametrize("size", [1, 3, 4 * BLOCK_WORDS, 4 * BLOCK_WORDS + 3])
 def test_every_bit_counts(size: int) -> None:
     base = tensors(size)
     digest = checksum(base)
@@ -47,10 +47,10 @@ def test_every_bit_counts(size: int) -> None:
     assert checksum(base) == digest
 
 
-def test_exchanged_values_show_within_and_across_buckets() -> None:
-    base = tensors(8 * BUCKET_WORDS)
+def test_exchanged_values_show_within_and_across_blocks() -> None:
+    base = tensors(8 * BLOCK_WORDS)
     digest = checksum(base)
-    for left, right in ((0, 1), (0, 2), (0, 2 * BUCKET_WORDS), (5, 4 * BUCKET_WORDS + 5)):
+    for left, right in ((0, 1), (0, 2), (0, 2 * BLOCK_WORDS), (5, 4 * BLOCK_WORDS + 5)):
         swapped = base["a"].copy()
         swapped[[left, right]] = swapped[[right, left]]
         assert checksum({**base, "a": swapped}) != digest

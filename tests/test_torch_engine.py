@@ -17,6 +17,7 @@ from torch_engine_reference import (
     Agreement,
     assert_raw_logprobs,
     engine_of,
+    prepare,
     random_model,
     random_prompt,
     request,
@@ -53,7 +54,7 @@ def test_greedy_equals_generate_alone_batched_and_after_an_update(kind: str, rec
     engine = engine_of(before, slots=4)
     play(engine, before, ["alone"], agreement)
     play(engine, before, ["a", "b", "c", "d"], agreement)
-    engine.prepare(1, after.state_dict())
+    prepare(engine, 1, after.state_dict())
     engine.commit(1)
     play(engine, after, ["a", "b", "c", "d"], agreement)
     report(kind, agreement, record_property)
@@ -94,7 +95,7 @@ def test_a_commit_in_the_middle_of_an_answer_makes_two_spans() -> None:
     engine.add(request("a", prompt, max_tokens=12))
     for _ in range(5):
         engine.step()
-    assert engine.prepare(7, new.state_dict()) == checksum(new.state_dict())
+    assert prepare(engine, 7, new.state_dict()) == checksum(new.state_dict())
     assert engine.stats().version == 0
     engine.commit(7)
     completion = run(engine)["a"]
@@ -114,7 +115,7 @@ def test_a_version_that_was_not_prepared_cannot_be_committed() -> None:
     engine = engine_of(model)
     with pytest.raises(ValueError, match="version 1 is not prepared"):
         engine.commit(1)
-    engine.prepare(2, model.state_dict())
+    prepare(engine, 2, model.state_dict())
     with pytest.raises(ValueError, match="version 1 is not prepared"):
         engine.commit(1)
     engine.commit(2)
@@ -129,7 +130,7 @@ def test_preparing_does_not_disturb_the_running_version() -> None:
     engine = engine_of(old)
     engine.add(request("a", prompt, max_tokens=10))
     engine.step()
-    engine.prepare(1, new.state_dict())
+    prepare(engine, 1, new.state_dict())
     assert run(engine)["a"].spans == undisturbed.spans
 
 
@@ -137,7 +138,7 @@ def test_the_checksum_at_the_start_is_that_of_the_same_weights_prepared() -> Non
     model = random_model("qwen3")
     tensors = {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}
     engine = engine_of(model)
-    assert engine.stats().checksum == engine.prepare(1, {k: v.numpy() for k, v in tensors.items()})
+    assert engine.stats().checksum == prepare(engine, 1, {k: v.numpy() for k, v in tensors.items()})
 
 
 def test_unsupported_models_are_refused_by_name() -> None:
@@ -155,10 +156,10 @@ def test_missing_or_misshapen_weights_are_refused_by_name() -> None:
     tensors = dict(model.state_dict())
     tensors["model.norm.weight"] = torch.ones(3)
     with pytest.raises(ModelError, match=r"model\.norm\.weight.*\(3,\).*\(64,\)"):
-        engine.prepare(1, tensors)
+        prepare(engine, 1, tensors)
     del tensors["model.norm.weight"]
     with pytest.raises(ModelError, match=r"lack 'model\.norm\.weight'"):
-        engine.prepare(1, tensors)
+        prepare(engine, 1, tensors)
     with pytest.raises(ModelError, match="1024 positions"):
         engine_of(model, max_context=2000)
 
@@ -198,7 +199,7 @@ def test_smollm2_equals_generate(record_property: Any) -> None:
         for parameter in model.parameters():
             parameter.mul_(1.01)
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    engine.prepare(1, tensors)
+    prepare(engine, 1, tensors)
     engine.commit(1)
     play(10, list(contexts), checked=True)  # after a weight update
     report("smollm2", agreement, record_property)

@@ -8,7 +8,7 @@ from rollweave.engines.protocol import Sampling
 from rollweave.engines.torch.attention import CALL_BYTES, Chunk, plan
 from rollweave.engines.torch.slots import Context, SlotTable
 from rollweave.engines.torch.stopping import finish_of, text_of
-from torch_engine_reference import TOKENIZER, engine_of, random_model, random_prompt, request, run, tokens_of
+from torch_engine_reference import TOKENIZER, engine_of, random_model, random_prompt, request, run, tokens_of, update
 
 MODEL = random_model("qwen3")
 
@@ -131,8 +131,7 @@ def test_idle_trajectories_are_recomputed_after_a_commit() -> None:
     prompt = random_prompt(0, 30)
     engine = engine_of(MODEL)
     answer = tokens_of(run(engine, [request("a", prompt, max_tokens=6)])["a"])
-    engine.prepare(1, new.state_dict())
-    engine.commit(1)
+    update(engine, 1, new)
     context = prompt + answer + random_prompt(1, 10)
     second = run(engine, [request("a", context, turn=1, max_tokens=6)])["a"]
     assert tokens_of(second) == tokens_of(run(engine_of(new), [request("a", context, max_tokens=6)])["a"])
@@ -193,12 +192,13 @@ def test_a_special_token_inside_does_not_hide_a_stop_string() -> None:
 def test_context_counts_what_is_computed_again() -> None:
     context = Context("a")
     context.rewrite([1, 2, 3, 4, 5])
-    assert context.advance(5) == 0
+    assert context.advance(5, version=0) == 0
     context.computed = 0
-    assert (context.advance(3), context.advance(2)) == (3, 2)
+    assert (context.advance(3, version=1), context.advance(2, version=2)) == (3, 2)
+    assert context.kv_version == 1
     context.rewrite([1, 2, 9, 9, 9])
     assert (context.computed, context.seen) == (2, 2)
-    assert context.advance(3) == 0
+    assert context.advance(3, version=3) == 0
 
 
 def test_neighbouring_slots_attend_together_while_padding_is_cheaper_than_calls() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.engines.torch.engine import TorchEngine
 from rollweave.policies.tiny import byte_tokenizer
 from rollweave.trajectory import Span
+from rollweave.weights.store import MemoryStore
 
 torch.set_num_threads(1)  # these models are too small to gain from more
 
@@ -78,6 +79,18 @@ def run(engine: TorchEngine, requests: Iterable[Request] = ()) -> dict[str, Comp
     while engine.has_work:
         done.update({c.id.split("/")[0]: c for c in engine.step()})
     return done
+
+
+def prepare(engine: TorchEngine, version: int, tensors: Mapping[str, Any]) -> str:
+    """Bring weights to the engine as a run does, through a store; returns the checksum it echoes."""
+    store = MemoryStore(bucket_mb=0.125)
+    store.push(version, tensors)
+    return engine.prepare(lambda into: store.pull(version, into)).checksum
+
+
+def update(engine: TorchEngine, version: int, model: Any) -> None:
+    prepare(engine, version, model.state_dict())
+    engine.commit(version)
 
 
 def tokens_of(completion: Completion) -> list[int]:

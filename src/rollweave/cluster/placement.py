@@ -9,6 +9,7 @@ from pathlib import Path
 from rollweave.engines.protocol import Engine
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
+from rollweave.weights.fingerprint import Fingerprint
 
 
 class TakingTurns:
@@ -25,7 +26,7 @@ class TakingTurns:
         finally:
             await asyncio.gather(*(engine.resume() for engine in self._engines))
 
-    async def publish(self, version: int) -> str:
+    async def publish(self, version: int) -> Fingerprint:
         return await self._trainer.publish(version)
 
     async def save(self, folder: Path, driver: str) -> None:

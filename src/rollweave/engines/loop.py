@@ -9,16 +9,22 @@ takes the time `step_seconds` says, which fixes the order of events for a real e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineStats, Request, SteppedEngine
 from rollweave.observability.memory import resident_mb
+from rollweave.weights.fingerprint import Fingerprint
 from rollweave.weights.store import WeightStore
 
 StepSeconds = Callable[[EngineStats], float]
 """The modelled duration of a step, given the engine's state before it."""
+
+Background = Callable[[Callable[[], Fingerprint]], Awaitable[Fingerprint]]
+"""Runs the staging of new weights beside the steps. An engine with a process of its own gives `asyncio.to_thread`:
+staging is digests and copies, which leave the interpreter to others. Without it they run between two steps."""
 
 OnEnd = Callable[[Completion], None]
 
@@ -29,15 +35,22 @@ take effect; with a single one it would lag as many steps behind."""
 
 class EngineLoop:
     def __init__(
-        self, core: SteppedEngine, store: WeightStore, clock: Clock, step_seconds: StepSeconds | None = None
+        self,
+        core: SteppedEngine,
+        store: WeightStore,
+        clock: Clock,
+        step_seconds: StepSeconds | None = None,
+        background: Background | None = None,
     ) -> None:
         self._core = core
         self._store = store
         self._clock = clock
         self._step_seconds = step_seconds
+        self._background = background or self._at_once
         self._callbacks: dict[str, OnEnd] = {}
         self._suspended = False
         self._stepping = False
+        self._preparing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._between_steps = asyncio.Event()
 
@@ -90,8 +103,9 @@ class EngineLoop:
         self._between_steps.clear()
         self._wake.set()
 
-    async def prepare(self, version: int) -> str:
-        return self._core.prepare(version, self._store.pull(version))
+    async def prepare(self, version: int) -> Fingerprint:
+        async with self._preparing:  # there is one spare set of weights to fill
+            return await self._background(lambda: self._core.prepare(partial(self._store.pull, version)))
 
     async def commit(self, version: int) -> None:
         self._core.commit(version)
@@ -101,6 +115,10 @@ class EngineLoop:
 
     async def close(self) -> None:
         self._callbacks.clear()
+
+    async def _at_once(self, work: Callable[[], Fingerprint]) -> Fingerprint:
+        with self._clock.blocked():
+            return work()
 
     def _answer(self, completion: Completion) -> None:
         self._callbacks.pop(completion.id)(completion)

@@ -7,11 +7,15 @@ makes it current. Requests in flight go on under the new version, and their comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from rollweave.trajectory import Span, Transform
+from rollweave.weights.fingerprint import Fingerprint
+
+Pull = Callable[[Callable[[str, Any], None]], Fingerprint]
+"""Hands the tensors of a version (name as in Hugging Face, contents) to a function, one by one, each verified."""
 
 Finish = Literal["stop", "length", "aborted"]
 
@@ -104,12 +108,12 @@ class Engine(Protocol):
 
     async def resume(self) -> None: ...
 
-    async def prepare(self, version: int) -> str:
-        """Fetch and verify a version from the weight store in the background; returns its checksum."""
+    async def prepare(self, version: int) -> Fingerprint:
+        """Fetch and verify a version from the weight store in the background; returns the digests of what it got."""
         ...
 
     async def commit(self, version: int) -> None:
-        """Make a prepared version current, between two steps."""
+        """Make a prepared version current, between two steps. Any version: the first of an engine need not be 1."""
         ...
 
     async def stats(self) -> EngineStats: ...
@@ -140,12 +144,13 @@ class SteppedEngine(Protocol):
         """Advance every running request; returns those that ended."""
         ...
 
-    def prepare(self, version: int, tensors: Mapping[str, Any]) -> str:
-        """Stage the weights of a version (named as in Hugging Face); returns their checksum."""
+    def prepare(self, pull: Pull) -> Fingerprint:
+        """Stage the weights of a version; returns what `pull` says of it. The one call that may run beside a step."""
         ...
 
     def commit(self, version: int) -> None:
-        """Make the staged version current; every KV cache is dropped and rebuilt lazily from its tokens."""
+        """Make the staged version current; what becomes of the KV caches and the answers under way is the engine's
+        `in_flight`."""
         ...
 
     def stats(self) -> EngineStats: ...

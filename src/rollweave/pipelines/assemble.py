@@ -97,7 +97,12 @@ def assemble(
         scheduler=scheduler,
         trainer=machinery.trainer,
         weights=WeightSync(
-            machinery.trainer, machinery.engines, clock, recorder, timeout=job.rollout.deadlines.weight_sync
+            machinery.trainer,
+            machinery.engines,
+            clock,
+            recorder,
+            timeout=job.rollout.deadlines.weight_sync,
+            transfer=job.weights.transfer,
         ),
         journal=journal,
         evaluator=_evaluator(job, machinery.dispatcher, source, stop_tokens, clock, recorder),

@@ -20,6 +20,7 @@ from rollweave.seeds import generator
 from rollweave.simulation.answer import Answer
 from rollweave.simulation.durations import NO_TIME, Duration
 from rollweave.simulation.witness import Witness
+from rollweave.weights.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +91,19 @@ class SimulatedEngine:
         self._suspended = False
         self._go_on()
 
-    async def prepare(self, version: int) -> str:
+    async def prepare(self, version: int) -> Fingerprint:
         await self._alive.wait()
         await self._clock.sleep(self._sync.prepare(self._rng("prepare", version)))
         await self._alive.wait()  # a successor stages it again, in no time
         self._witness.weights.append(("prepared", self._number, version))
-        return simulated_checksum(version)
+        return simulated_fingerprint(version)
 
     async def commit(self, version: int) -> None:
         await self._alive.wait()
         await self._clock.sleep(self._sync.commit(self._rng("commit", version)))
         await self._alive.wait()
         self._witness.weights.append(("committed", self._number, version))
-        self._stats.version = version
+        self._stats.version, self._stats.checksum = version, simulated_fingerprint(version).checksum
         if self._in_flight == "restart_turn":
             self._begin_anew()
         if self._in_flight != "keep":
@@ -131,6 +132,7 @@ class SimulatedEngine:
         for answer in self._open.values():
             if not answer.done.done():
                 self._witness.redrawn[answer.request.id] += answer.drawn
+                self._stats.restarted_tokens += answer.drawn
                 answer.begin(self._clock.now())
 
     # ------------------------------------------------------------------------------------------------ tokens in time
@@ -193,5 +195,5 @@ class SimulatedEngine:
         return generator(self._number, what, version)
 
 
-def simulated_checksum(version: int) -> str:
-    return f"simulated-{version}"
+def simulated_fingerprint(version: int) -> Fingerprint:
+    return Fingerprint(version, f"simulated-{version}")

@@ -7,9 +7,10 @@ from pathlib import Path
 from rollweave.clock import Clock
 from rollweave.seeds import generator
 from rollweave.simulation.durations import NO_TIME, Duration
-from rollweave.simulation.engine import simulated_checksum
+from rollweave.simulation.engine import simulated_fingerprint
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
+from rollweave.weights.fingerprint import Fingerprint
 
 
 class SimulatedTrainer:
@@ -34,9 +35,9 @@ class SimulatedTrainer:
         self.batches.append(batch)
         return {"tokens/trained": float(batch.sampled_tokens)}
 
-    async def publish(self, version: int) -> str:
+    async def publish(self, version: int) -> Fingerprint:
         await self._clock.sleep(self._publish_seconds(generator(self._seed, "publish", version)))
-        return simulated_checksum(version)
+        return simulated_fingerprint(version)
 
     async def save(self, folder: Path, driver: str) -> None:
         await self._clock.sleep(self._save_seconds(generator(self._seed, "save", folder.name)))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rollweave.trajectory import Batch
+from rollweave.weights.fingerprint import Fingerprint
 
 Metrics = dict[str, float]
 
@@ -17,8 +18,8 @@ class Trainer(Protocol):
         """One optimisation step on a checked batch: version n becomes n + 1."""
         ...
 
-    async def publish(self, version: int) -> str:
-        """Push the current weights to the weight store as `version`; returns their checksum."""
+    async def publish(self, version: int) -> Fingerprint:
+        """Push the current weights to the weight store as `version`; returns their digests."""
         ...
 
     async def save(self, folder: Path, driver: str) -> None:

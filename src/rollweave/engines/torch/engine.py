@@ -4,8 +4,10 @@ There is no prefill phase and no decode phase. Every running request wants the k
 computed, and each step moves `computed` towards that: one token for an answer under way, a piece of a prompt for a
 new turn, a piece of the whole context after an eviction or a weight update. Whoever has caught up samples a token.
 
-A weight update invalidates the cache and nothing else: running requests find that they have computed nothing,
-catch up under the new weights and go on, in a new span.
+A weight update does one of three things to the answers under way. `recompute`: the cache is invalid and nothing else;
+running requests find that they have computed nothing, catch up under the new weights and go on, in a new span. `keep`:
+they go on at once, on the cache of the old weights, and the new span says so. `restart_turn`: what they have sampled of
+their turn is thrown away, and the turn is sampled anew.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rollweave.engines.protocol import Completion, EngineStats, Finish, Request
+from rollweave.config.job import InFlight
+from rollweave.engines.protocol import Completion, EngineStats, Finish, Pull, Request
 from rollweave.engines.torch.architecture import Architecture, rope_table
 from rollweave.engines.torch.attention import Chunk
 from rollweave.engines.torch.model import Inputs, KVCache, forward
@@ -30,7 +34,9 @@ from rollweave.engines.torch.weights import FusedWeights
 from rollweave.errors import ModelError
 from rollweave.policies.forward import load_model
 from rollweave.trajectory import Span
+from rollweave.weights.buckets import Into
 from rollweave.weights.digest import checksum
+from rollweave.weights.fingerprint import Fingerprint
 
 
 @dataclass(slots=True)
@@ -48,7 +54,8 @@ class Sequence:
 
     def append(self, token: int, behaviour: float, raw: float, version: int) -> None:
         if not self.spans or self.spans[-1].version != version:
-            self.spans.append(Span([], [], [], version, self.request.sampling.transform))
+            kv_version = self.context.kv_version if self.context.kv_version != version else None
+            self.spans.append(Span([], [], [], version, self.request.sampling.transform, kv_version))
         span = self.spans[-1]
         assert span.logprobs is not None and span.raw_logprobs is not None
         span.tokens.append(token)
@@ -56,6 +63,13 @@ class Sequence:
         span.raw_logprobs.append(raw)
         self.answer.append(token)
         self.context.tokens.append(token)
+
+    def restart(self) -> int:
+        """Back to the prompt; returns the tokens thrown away."""
+        thrown = len(self.answer)
+        self.spans, self.answer = [], []
+        self.context.rewrite(self.request.tokens)
+        return thrown
 
 
 class TorchEngine:
@@ -71,6 +85,7 @@ class TorchEngine:
         prefill_tokens: int,
         max_context: int,
         version: int = 0,
+        in_flight: InFlight = "recompute",
     ) -> None:
         architecture = Architecture.of(model_config)
         if max_context > architecture.positions:
@@ -81,13 +96,14 @@ class TorchEngine:
         self.tokenizer = tokenizer
         self.max_context = max_context
         self.prefill_tokens = prefill_tokens
+        self.in_flight = in_flight
         self._table = SlotTable(slots)
         self._waiting: deque[Sequence] = deque()
         self._running: dict[str, Sequence] = {}
-        self._staged: tuple[int, str] | None = None
+        self._staged: Fingerprint | None = None
         with torch.inference_mode():
             self._weights = FusedWeights(architecture)
-            self._weights.load(tensors)
+            self._weights.load(partial(_hand_over, tensors))
             self._spare: FusedWeights | None = None  # allocated by the first `prepare`
             self._cache = KVCache(architecture, slots, max_context)
             self._rope = rope_table(model_config, architecture, max_context)
@@ -141,22 +157,24 @@ class TorchEngine:
         self._table.release(trajectory)
 
     @torch.inference_mode()
-    def prepare(self, version: int, tensors: Mapping[str, Any]) -> str:
+    def prepare(self, pull: Pull) -> Fingerprint:
         """Copy the weights into the spare set. Touches nothing a step reads, so it may run beside one."""
         if self._spare is None:
             self._spare = FusedWeights(self._weights.architecture)
         self._staged = None
-        self._spare.load(tensors)
-        self._staged = (version, checksum(tensors))
-        return self._staged[1]
+        self._staged = self._spare.load(pull)
+        return self._staged
 
     def commit(self, version: int) -> None:
-        if self._staged is None or self._staged[0] != version or self._spare is None:
+        if self._staged is None or self._staged.version != version or self._spare is None:
             raise ValueError(f"version {version} is not prepared (staged: {self._staged})")
         self._weights, self._spare = self._spare, self._weights
-        self._stats.version, self._stats.checksum = self._staged
+        self._stats.version, self._stats.checksum = version, self._staged.checksum
         self._staged = None
-        self._table.invalidate()
+        if self.in_flight != "keep":
+            self._table.invalidate()
+        if self.in_flight == "restart_turn":
+            self._stats.restarted_tokens += sum(sequence.restart() for sequence in self._running.values())
 
     def stats(self) -> EngineStats:
         return replace(
@@ -229,7 +247,7 @@ class TorchEngine:
 
     def _count(self, sequence: Sequence, chunk: Chunk) -> int:
         """Note the chunk as computed; returns the tokens in it that are computed again."""
-        again = sequence.context.advance(chunk.count)
+        again = sequence.context.advance(chunk.count, self._stats.version)
         prompt = len(sequence.request.tokens)
         self._stats.prefilled_tokens += max(0, min(chunk.end, prompt) - chunk.start - again)
         return again
@@ -258,3 +276,8 @@ class TorchEngine:
         self._table.rest(sequence.context)
         text = text_of(sequence.answer, sequence.request.sampling, self.tokenizer)
         return Completion(sequence.request.id, sequence.spans, finish, text)
+
+
+def _hand_over(tensors: Mapping[str, Any], into: Into) -> None:
+    for name, tensor in tensors.items():
+        into(name, tensor)

@@ -22,6 +22,8 @@ class Context:
     """Leading tokens whose keys and values are in the slot."""
     seen: int = 0
     """Leading tokens computed at any time; doing those again is recomputation."""
+    kv_version: int = 0
+    """The policy version that computed the first of them: the oldest, since a cache only grows at its end."""
     wanted: bool = False
     """Has a request, waiting or running."""
     released: bool = False
@@ -34,8 +36,10 @@ class Context:
         # The last token is always computed: its logits are what a request asks for.
         self.computed = min(self.computed, shared, len(tokens) - 1)
 
-    def advance(self, count: int) -> int:
-        """Note that `count` more tokens are in the cache; returns how many of them had been there before."""
+    def advance(self, count: int, version: int) -> int:
+        """Note that `version` computed `count` more tokens; returns how many of them had been there before."""
+        if self.computed == 0:
+            self.kv_version = version
         again = max(0, min(self.seen - self.computed, count))
         self.computed += count
         self.seen = max(self.seen, self.computed)
