@@ -1,45 +1,31 @@
-"""The whole control plane on the virtual clock, with modelled machinery and injected faults."""
+"""The whole control plane on the virtual clock, with modelled machinery and injected faults.
+
+The property tests draw a job (mode, alpha, policy, group sizes, redundancy, filter ...) and a world (slow, hung and
+failing environments and rewards, dying engines and hosts, lost and doubled messages, slow weight sync) and ask
+`virtual_oracles` about what happened. That nothing deadlocks needs no oracle: the virtual clock raises.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollweave.clock import run_virtual
 from rollweave.config.job import Job
 from rollweave.errors import EnvironmentFailed
 from rollweave.rollout.ledger import LedgerError
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.simulation.durations import constant, lognormal, normal
 from rollweave.simulation.environment import EnvironmentModel
+from rollweave.simulation.faults import Outage
+from rollweave.simulation.rewards import RewardModel
 from rollweave.simulation.transport import TransportModel
-from rollweave.simulation.world import SimulatedRun, World, simulate
-
-
-def job(pipeline: dict[str, Any], **rollout: Any) -> Job:
-    numbers = {"groups_per_step": 4, "group_size": 3, "environments": 8, "max_turns": 6, **rollout}
-    return Job.model_validate(
-        {
-            "model": {"type": "tiny"},
-            "environment": {"type": "frozen_lake"},
-            "pipeline": pipeline,
-            "rollout": numbers,
-            "training": {"steps": 6, "loss": {"denominator": "behaviour"}},
-            "evaluation": {"every": 3, "tasks": 5},
-        }
-    )
-
-
-def run(job: Job, world: World) -> SimulatedRun:
-    return run_virtual(lambda clock: simulate(job, world, clock))
-
-
-def rollart(alpha: int) -> dict[str, Any]:
-    return {"type": "rollart", "alpha": alpha}
-
+from rollweave.simulation.world import SimulatedRun, World
+from virtual_oracles import check_everything, data, trained
+from virtual_worlds import jobs, make_job, plain_rollouts, rollart, rollart_pipelines, run, worlds
 
 FAULTY = EnvironmentModel(
     turns=lambda rng: rng.randint(1, 5),
@@ -48,60 +34,57 @@ FAULTY = EnvironmentModel(
     failure_rate=0.03,
     hang_rate=0.01,
 )
-
-worlds = st.builds(
-    lambda env, loss, dup, delay, hosts, engines, train: World(
-        environment=env,
-        transport=TransportModel(lognormal(delay, 1.0), loss, dup),
-        hosts=hosts,
-        engines=engines,
-        train_seconds=constant(train),
-    ),
-    st.sampled_from([FAULTY, EnvironmentModel(turns=lambda rng: rng.randint(1, 5), step_seconds=normal(0.3, 0.3))]),
-    st.sampled_from([0.0, 0.2]),
-    st.sampled_from([0.0, 0.3]),
-    st.sampled_from([0.001, 0.5]),
-    st.integers(1, 3),
-    st.integers(1, 2),
-    st.sampled_from([0.1, 3.0]),
-)
+UNEVEN = EnvironmentModel(turns=lambda rng: rng.randint(1, 5), step_seconds=normal(0.3, 0.3))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 3), worlds, st.integers(0, 10**6))
-def test_the_bound_holds_and_the_books_balance_under_faults(alpha: int, world: World, seed: int) -> None:
-    result = run(job(rollart(alpha)).model_copy(update={"seed": seed}), world)
-    for batch in result.trainer.batches:
-        assert len(batch.groups) == 4
-        assert max(batch.staleness()) <= alpha
-    result.parts.scheduler.ledger.check()
-    trained = [group.id for batch in result.trainer.batches for group in batch.groups]
-    assert len(trained) == len(set(trained)) == 24
+def many(examples: int) -> settings:
+    return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(2, 4), st.integers(0, 10**6))
-def test_the_bound_holds_when_new_groups_overtake_old_ones(alpha: int, seed: int) -> None:
+# ------------------------------------------------------------------------------------------------- property tests
+
+
+@many(1500)
+@given(jobs(), worlds)
+def test_every_invariant_holds_in_every_mode_under_every_fault(job: Job, world: World) -> None:
+    check_everything(job, world, run(job, world))
+
+
+@many(500)
+@given(jobs(rollart_pipelines(), plain_rollouts, steps=6), worlds)
+def test_every_invariant_holds_when_every_group_is_wanted(job: Job, world: World) -> None:
+    """Without redundancy and filter: `wait` wastes nothing, `requeue` loses no task."""
+    check_everything(job, world, run(job, world))
+
+
+@many(200)
+@given(st.sampled_from([1, 1.5, 2, 3, 4]), st.sampled_from(["wait", "requeue", "drop"]), st.integers(0, 10**6))
+def test_the_bound_holds_when_new_groups_overtake_old_ones(alpha: float, policy: str, seed: int) -> None:
     """Heavy tails and room for everybody: a few groups stay behind for many steps."""
-    slow = EnvironmentModel(turns=lambda rng: rng.randint(1, 5), step_seconds=lognormal(0.2, 2.0))
-    heavy = job(rollart(alpha), environments=500, deadlines={"env_step": 1e6, "get_batch": 1e6})
-    steps = heavy.training.model_copy(update={"steps": 15})
+    slow = EnvironmentModel(turns=lambda rng: rng.randint(1, 3), step_seconds=lognormal(0.2, 2.0))
+    room = {"environments": 500, "group_size": 2, "deadlines": {"env_step": 1e6, "get_batch": 1e6}}
+    job = make_job(rollart(alpha, policy=policy), seed, steps=10, **room)
     world = World(environment=slow, train_seconds=constant(0.1))
-    result = run(heavy.model_copy(update={"seed": seed, "training": steps}), world)
-    assert all(max(batch.staleness()) <= alpha for batch in result.trainer.batches)
+    check_everything(job, world, run(job, world))
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 3), worlds, st.integers(0, 10**6))
-def test_what_is_trained_is_what_the_engine_sampled(alpha: int, world: World, seed: int) -> None:
-    """Each trained episode is whole: alternating observation and answer, versions never going back."""
-    result = run(job(rollart(alpha)).model_copy(update={"seed": seed}), world)
-    for batch in result.trainer.batches:
-        for trajectory in batch.trajectories():
-            versions = [span.version for span in trajectory.spans() if span.version is not None]
-            assert versions == sorted(versions)
-            assert all(turn.answer for turn in trajectory.turns)
-            assert trajectory.outcome is not None and trajectory.outcome.trainable
+@many(200)
+@given(jobs(st.just({"type": "sync+"}), evaluate=st.just(0)), worlds)
+def test_alpha_zero_equals_sync_plus_to_the_token_and_the_second(job: Job, world: World) -> None:
+    zero = job.model_copy(update={"pipeline": make_job(rollart(0)).pipeline})
+    one, other = run(job, world), run(zero, world)
+    assert one.trainer.batches == other.trainer.batches
+    assert one.seconds == other.seconds
+
+
+@pytest.mark.slow
+@many(20000)
+@given(jobs(steps=6), worlds)
+def test_every_invariant_holds_in_many_more_worlds(job: Job, world: World) -> None:
+    check_everything(job, world, run(job, world))
+
+
+# ------------------------------------------------------------------------------------------------- single scenarios
 
 
 def consumed(result: SimulatedRun) -> list[list[tuple[int, str]]]:
@@ -110,33 +93,44 @@ def consumed(result: SimulatedRun) -> list[list[tuple[int, str]]]:
 
 def test_without_faults_the_consumed_tasks_are_the_admitted_ones_in_order() -> None:
     for pipeline in ({"type": "sync"}, {"type": "sync+"}, rollart(0)):
-        groups = [number for step in consumed(run(job(pipeline), World())) for number, _ in step]
+        groups = [number for step in consumed(run(make_job(pipeline), World())) for number, _ in step]
         assert groups == list(range(24))
 
 
-def test_alpha_zero_equals_sync_plus_to_the_token_and_the_second() -> None:
-    world = World(environment=EnvironmentModel(turns=lambda rng: rng.randint(1, 5), step_seconds=normal(0.3, 0.3)))
-    plain = job({"type": "sync+"}).model_copy(
-        update={"evaluation": job(rollart(0)).evaluation.model_copy(update={"every": 0})}
-    )
-    zero = plain.model_copy(update={"pipeline": job(rollart(0)).pipeline})
-    one, other = run(plain, world), run(zero, world)
-    assert one.trainer.batches == other.trainer.batches
-    assert one.seconds == other.seconds
-
-
 def test_overlap_is_faster_and_the_barrier_is_slower() -> None:
-    world = World(environment=EnvironmentModel(turns=lambda rng: rng.randint(1, 5), step_seconds=normal(0.3, 0.3)))
+    world = World(environment=UNEVEN)
     seconds = {
-        name: run(job(pipeline), world).seconds
-        for name, pipeline in {"sync": {"type": "sync"}, "sync+": {"type": "sync+"}, "rollart": rollart(1)}.items()
+        name: run(make_job(pipeline), world).seconds
+        for name, pipeline in {
+            "sync": {"type": "sync"},
+            "sync+": {"type": "sync+"},
+            "one_off": {"type": "one_off"},
+            "rollart": rollart(1),
+        }.items()
     }
-    assert seconds["rollart"] < seconds["sync+"] < seconds["sync"]
+    assert seconds["rollart"] < seconds["one_off"] < seconds["sync+"] < seconds["sync"]
+
+
+def test_one_off_trains_whole_batches_of_the_last_version() -> None:
+    result = run(make_job({"type": "one_off"}), World(environment=UNEVEN))
+    assert [set(batch.staleness()) for batch in result.trainer.batches] == [{0}, *([{1}] * 5)]
+
+
+def test_a_start_only_check_exceeds_the_bound_that_rollart_keeps() -> None:
+    """Why AReaL's check is the baseline: a long episode gets too old, and nobody looks."""
+    slow = EnvironmentModel(turns=lambda rng: rng.choice([1, 1, 1, 6]), step_seconds=lognormal(0.5, 2.0))
+    world = World(environment=slow, train_seconds=constant(0.1))
+    oldest = {}
+    for pipeline in ({"type": "areal", "alpha": 1}, rollart(1)):
+        result = run(make_job(pipeline, steps=12, environments=100), world)
+        oldest[pipeline["type"]] = max(age for batch in result.trainer.batches for age in batch.staleness())
+    assert oldest["rollart"] == 1 < oldest["areal"]
 
 
 def test_a_seed_fixes_everything() -> None:
-    world = World(environment=FAULTY, transport=TransportModel(lognormal(0.1, 1.0), 0.1, 0.1), hosts=2)
-    one, other = run(job(rollart(2)), world), run(job(rollart(2)), world)
+    outages = (Outage("host", 0, 1.0, 2.0), Outage("engine", 0, 4.0, 2.0))
+    world = World(environment=FAULTY, transport=TransportModel(lognormal(0.1, 1.0), 0.1, 0.1), hosts=2, outages=outages)
+    one, other = run(make_job(rollart(2)), world), run(make_job(rollart(2)), world)
     assert one.recorder.events == other.recorder.events
     assert one.rows == other.rows
 
@@ -144,20 +138,38 @@ def test_a_seed_fixes_everything() -> None:
 def test_an_environment_that_always_fails_stops_the_run_with_its_own_error() -> None:
     world = World(environment=EnvironmentModel(turns=lambda rng: 1, failure_rate=1.0))
     with pytest.raises(ExceptionGroup) as caught:
-        run(job(rollart(1)), world)
+        run(make_job(rollart(1)), world)
     assert caught.group_contains(EnvironmentFailed, match="injected failure")
 
 
-def test_a_failure_is_never_a_reward() -> None:
-    result = run(job(rollart(1)), World(environment=FAULTY))
-    failed = [e for e in result.recorder.named("trajectory.end") if e.data["outcome"] in ("env_failed", "timed_out")]
+def test_failures_happen_and_are_never_trained() -> None:
+    world = World(environment=FAULTY, reward=RewardModel(failure_rate=0.05))
+    result = run(make_job(rollart(1)), world)
+    failed = {e["id"] for e in data(result, "attempt.end") if e["end"] in ("infra-failed", "reward-failed")}
     assert failed, "the world is meant to fail sometimes"
-    trained = {t.id for batch in result.trainer.batches for t in batch.trajectories()}
-    assert not trained & {event.data["id"] for event in failed}
+    assert not failed & {trajectory.id for trajectory in trained(result)}
+
+
+def test_a_dead_engine_costs_time_but_no_attempt() -> None:
+    job, world = make_job(rollart(1)), World(environment=UNEVEN, token_seconds=constant(0.1))
+    whole = run(job, world)
+    broken = run(job, replace(world, outages=(Outage("engine", 0, 2.0, 10.0),)))
+    assert broken.witness.redrawn.total() > 0
+    assert set(broken.parts.scheduler.ledger.attempts) == {"trained"}
+    assert whole.seconds + 5 < broken.seconds < whole.seconds + 15
+
+
+def test_a_dead_host_costs_its_episodes_and_no_task() -> None:
+    world = World(environment=UNEVEN, hosts=2, outages=(Outage("host", 1, 1.0, 4.0),))
+    result = run(make_job(rollart(1)), world)
+    ledger = result.parts.scheduler.ledger
+    assert ledger.attempts["infra-failed"] == 4, "half of the eight environments were on it"
+    assert set(ledger.tasks) == {"trained"}
 
 
 def test_evaluation_is_pinned_and_outside_the_books() -> None:
-    result = run(job(rollart(2)), World(environment=EnvironmentModel(turns=lambda rng: 3, step_seconds=constant(2.0))))
+    world = World(environment=EnvironmentModel(turns=lambda rng: 3, step_seconds=constant(2.0)))
+    result = run(make_job(rollart(2), evaluate=3), world)
     evaluated = [row["eval/version"] for row in result.rows if "eval/version" in row]
     assert evaluated == [0, 3, 6]
     assert result.parts.scheduler.ledger.admitted >= 24
@@ -168,24 +180,13 @@ def test_evaluation_is_pinned_and_outside_the_books() -> None:
         assert following is None or following >= event.time
 
 
-@given(st.integers(0, 4), st.integers(1, 6))
-def test_admission_allows_what_the_design_says(alpha: int, groups: int) -> None:
-    """(1 + alpha) N right after an update, alpha N while the step trains."""
-    from rollweave.rollout.staleness import StalenessBound
-
-    bound = StalenessBound(alpha, groups)
-    after_update = next(k for k in range(1000) if not bound.admits(k, next_step=7, engine_version=7))
-    while_training = next(k for k in range(1000) if not bound.admits(k, next_step=8, engine_version=7))
-    assert (after_update, while_training) == ((1 + alpha) * groups, alpha * groups)
-
-
 def test_an_error_while_a_report_is_booked_ends_the_run_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports arrive in callbacks; what goes wrong there must not turn into a wait for ever."""
 
-    def broken(*_: object) -> None:
+    def broken(*_: Any) -> None:
         raise LedgerError("the books do not balance")
 
-    monkeypatch.setattr(RolloutScheduler, "_end_member", broken)
+    monkeypatch.setattr(RolloutScheduler, "_member_ended", broken)
     with pytest.raises(ExceptionGroup) as caught:
-        run(job(rollart(1)), World())
+        run(make_job(rollart(1)), World())
     assert caught.group_contains(LedgerError, match="do not balance")

@@ -175,6 +175,7 @@ class SimulatedEngine:
         version, cache = self._stats.version, self._caches.get(answer.request.trajectory)
         answer.draw_until(self._clock.now(), version, cache if cache != version else None)
         self._stats.sampled_tokens += answer.drawn - before
+        self._witness.sampled[answer.request.id] += answer.drawn - before
 
     def _stand_still(self) -> None:
         if not self._standing:

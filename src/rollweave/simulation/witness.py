@@ -25,18 +25,19 @@ class Answered:
 class Witness:
     answered: dict[str, Answered] = field(default_factory=dict)
     """By request id, which is `<lease>#<turn>`."""
+    sampled: Counter[str] = field(default_factory=Counter)
+    """Tokens drawn, by request."""
     redrawn: Counter[str] = field(default_factory=Counter)
     """Tokens by request that were sampled and lost in the engine: its death, or `restart_turn`."""
     abandoned: Counter[str] = field(default_factory=Counter)
     """Tokens by request whose asker was gone before the answer: a deadline, a cancelled episode, a dead host."""
-    asked: int = 0
-    asked_twice: list[str] = field(default_factory=list)
+    answered_twice: list[str] = field(default_factory=list)
     weights: list[tuple[str, int, int]] = field(default_factory=list)
     """(`prepared` or `committed`, engine, version), in order."""
 
     def answer(self, request: Request, completion: Completion) -> None:
         if request.id in self.answered:
-            self.asked_twice.append(request.id)
+            self.answered_twice.append(request.id)
         self.answered[request.id] = Answered(
             tuple(request.tokens),
             tuple(token for span in completion.spans for token in span.tokens),

@@ -15,7 +15,7 @@ from random import Random
 from rollweave.clock import Clock
 from rollweave.config.job import Job
 from rollweave.observability.events import MemoryRecorder
-from rollweave.pipelines.assemble import PIPELINES, Listeners, Machinery, assemble
+from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
 from rollweave.pipelines.journal import Row
 from rollweave.pipelines.parts import Parts
 from rollweave.rollout.barrier import TurnBarrier
@@ -67,7 +67,7 @@ class SimulatedRun:
 
 async def simulate(job: Job, world: World, clock: Clock) -> SimulatedRun:
     """Run the job's pipeline, unchanged, against modelled machinery."""
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(job.rollout.scheduling)
     run = _assemble(job, world, clock, dispatcher)
     instances = itertools.count()
 
@@ -86,7 +86,7 @@ async def simulate(job: Job, world: World, clock: Clock) -> SimulatedRun:
             barrier=TurnBarrier() if job.pipeline.type == "sync" else None,
         )
 
-    capacity = -(-job.rollout.environments // world.hosts)
+    capacity = -(-job.rollout.slots // world.hosts)
     hosts = [
         SimulatedHost(dispatcher, stage, capacity, world.transport, derive(job.seed, "host", n))
         for n in range(world.hosts)
@@ -95,7 +95,7 @@ async def simulate(job: Job, world: World, clock: Clock) -> SimulatedRun:
         for host in hosts:
             host.begin(tasks)
         trouble = tasks.create_task(suffer(world.outages, run.engines, hosts, clock, tasks), name="outages")
-        await PIPELINES[job.pipeline.type](run.parts, 0, job.training.steps)
+        await pipeline(job)(run.parts, 0, job.training.steps)
         run.seconds = clock.now()
         trouble.cancel()
         for host in hosts:

@@ -1,0 +1,260 @@
+"""What must hold of every run on the virtual clock, judged from outside.
+
+Each oracle takes a job and what is left of its run, and compares what was trained and what was booked with what the
+modelled machinery witnessed. None of them asks the scheduler for its own opinion, but to see that it agrees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from math import floor
+from typing import Any
+
+from rollweave.config.job import Job, RollArtPipeline
+from rollweave.seeds import generator
+from rollweave.simulation.world import SimulatedRun, World
+from rollweave.trajectory import Group, Outcome, Trajectory
+
+
+def trained(run: SimulatedRun) -> Iterator[Trajectory]:
+    for batch in run.trainer.batches:
+        yield from batch.trajectories()
+
+
+def data(run: SimulatedRun, name: str) -> list[dict[str, Any]]:
+    return [event.data for event in run.recorder.named(name)]
+
+
+def check_everything(job: Job, world: World, run: SimulatedRun) -> None:
+    batches_are_whole(job, run)
+    trained_tokens_are_the_sampled_ones(job, run)
+    staleness_is_bounded(job, run)
+    admission_follows_the_rule(job, run)
+    tasks_end_once(run)
+    attempts_end_once(run)
+    tokens_are_booked(job, world, run)
+    waste_is_reported(run)
+    failures_are_no_rewards(job, world, run)
+    weights_change_when_all_have_them(run)
+    policy_is_kept(job, run)
+
+
+# ------------------------------------------------------------------------------------------------ what is trained
+
+
+def batches_are_whole(job: Job, run: SimulatedRun) -> None:
+    """Every step trains N groups of one task each, nothing twice."""
+    batches = run.trainer.batches
+    assert [batch.step for batch in batches] == list(range(job.training.steps))
+    groups = [group for batch in batches for group in batch.groups]
+    assert all(len(batch.groups) == job.rollout.groups_per_step for batch in batches)
+    assert len({group.id for group in groups}) == len(groups), "a group was trained twice"
+    assert len({group.task.id for group in groups}) == len(groups), "a task was trained twice"
+    for group in groups:
+        assert min(2, job.rollout.group_size) <= len(group.members) <= job.rollout.group_size
+        assert len({member.member for member in group.members}) == len(group.members)
+        assert all(member.task == group.task for member in group.members)
+
+
+def trained_tokens_are_the_sampled_ones(job: Job, run: SimulatedRun) -> None:
+    """Id for id what an engine answered, to the context it was given, under the version it had."""
+    for trajectory in trained(run):
+        context: list[int] = []
+        for number, turn in enumerate(trajectory.turns):
+            context += turn.observation.tokens
+            answered = run.witness.answered[f"{trajectory.id}#{number}"]
+            answer = [token for span in turn.answer for token in span.tokens]
+            assert answered.context == tuple(context)
+            assert answered.tokens == tuple(answer)
+            assert answered.versions == tuple(span.version for span in turn.answer for _ in span.tokens)
+            context += answer
+            _marked_as_drawn(job, [span.version for span in turn.answer], [span.kv_version for span in turn.answer])
+        assert all(span.problem() is None for span in trajectory.spans())
+    assert not run.witness.answered_twice
+
+
+def _marked_as_drawn(job: Job, versions: list[int | None], caches: list[int | None]) -> None:
+    if job.in_flight == "restart_turn":
+        assert len(set(versions)) == 1, "an answer survived an update"
+    if job.in_flight != "keep":
+        assert set(caches) == {None}, "an old cache was used"
+    for version, cache in zip(versions, caches, strict=True):
+        assert version is not None and (cache is None or cache < version)
+
+
+# --------------------------------------------------------------------------------------------- staleness, admission
+
+
+def ages(run: SimulatedRun) -> list[list[int]]:
+    """Of the groups of each batch, by the witness: steps since the version of their oldest token."""
+    oldest: dict[str, int] = {}
+    for request, answered in run.witness.answered.items():
+        lease = request.split("#")[0]
+        oldest[lease] = min([*answered.versions, oldest.get(lease, 10**9)])
+
+    def age(step: int, group: Group) -> int:
+        return step - min(oldest[member.id] for member in group.members)
+
+    return [[age(batch.step, group) for group in batch.groups] for batch in run.trainer.batches]
+
+
+def staleness_is_bounded(job: Job, run: SimulatedRun) -> None:
+    if job.pipeline.type == "areal":
+        return  # looks at age only at the start
+    whole = floor(job.alpha)
+    late = (job.alpha - whole) * job.rollout.groups_per_step
+    for batch in ages(run):
+        over = [age for age in batch if age > whole]
+        assert all(age == whole + 1 for age in over) and len(over) <= late, f"{batch} exceeds alpha {job.alpha}"
+
+
+def admission_follows_the_rule(job: Job, run: SimulatedRun) -> None:
+    """Without redundancy and filter, next_step + ahead // N - version <= alpha when a group is admitted."""
+    if job.rollout.redundant_groups or job.rollout.filter != "none":
+        return
+    size, whole = job.rollout.groups_per_step, floor(job.alpha)
+    late = floor((job.alpha - whole) * size + 1e-9)
+    in_line: set[int] = set()
+    for event in run.recorder.events:
+        if event.name == "group.admit":
+            steps_ahead, place = divmod(len(in_line), size)
+            stale = int(event.data["next_step"]) + steps_ahead - int(event.data["version"])  # type: ignore[arg-type]
+            assert stale <= whole or (stale == whole + 1 and place < late)
+            in_line.add(int(event.data["group"]))  # type: ignore[arg-type]
+        elif event.name == "batch.ready":
+            in_line -= set(event.data["groups"])  # type: ignore[arg-type]
+        elif event.name == "task.end":
+            in_line.discard(int(event.data["group"]))  # type: ignore[arg-type]
+
+
+# ----------------------------------------------------------------------------------------------------- the ledgers
+
+
+def tasks_end_once(run: SimulatedRun) -> None:
+    admitted = [event["group"] for event in data(run, "group.admit")]
+    assert admitted == list(range(len(admitted))), "a task was skipped or admitted twice"
+    ended = Counter(event["group"] for event in data(run, "task.end"))
+    assert set(ended.values()) <= {1} and set(ended) <= set(admitted)
+    ledger = run.parts.scheduler.ledger
+    assert ledger.open_tasks == set(admitted) - set(ended)
+    assert Counter(event["end"] for event in data(run, "task.end")) == {
+        end.value: count for end, count in ledger.tasks.items()
+    }
+    consumed = {group.id for batch in run.trainer.batches for group in batch.groups}
+    assert consumed == {event["group"] for event in data(run, "task.end") if event["end"] == "trained"}
+
+
+def attempts_end_once(run: SimulatedRun) -> None:
+    ended = Counter(event["id"] for event in data(run, "attempt.end"))
+    assert set(ended.values()) <= {1}
+    ledger = run.parts.scheduler.ledger
+    ledger.check()
+    assert not set(ended) & ledger.open_attempts
+    assert len(ended) + len(ledger.open_attempts) == ledger.issued
+    reported = Counter(event["id"] for event in data(run, "trajectory.end"))
+    assert set(reported.values()) <= {1}, "a lease was reported twice"
+    assert set(ended) <= set(reported), "an attempt ended that nobody reported"
+    played = {request.split("#")[0] for request in run.witness.answered if not request.startswith("eval")}
+    assert played <= set(ended) | ledger.open_attempts, "an engine answered a lease that is in no book"
+    assert {member.id for member in trained(run)} == {
+        event["id"] for event in data(run, "attempt.end") if event["end"] == "trained"
+    }
+
+
+def tokens_are_booked(job: Job, world: World, run: SimulatedRun) -> None:
+    """What engines sampled is what attempts are booked with, but for what died on the way."""
+    witness = run.witness
+    answered = Counter({request: len(answer.tokens) for request, answer in witness.answered.items()})
+    assert +witness.sampled == answered + witness.redrawn + witness.abandoned
+    if job.in_flight != "restart_turn" and not any(outage.what == "engine" for outage in world.outages):
+        assert witness.redrawn.total() == 0
+    delivered: Counter[str] = Counter()
+    for request, answer in witness.answered.items():
+        delivered[request.split("#")[0]] += len(answer.tokens)
+    vanished = {event["id"] for event in data(run, "trajectory.end") if "host died" in event["cause"]}
+    for event in data(run, "attempt.end"):
+        expected = 0 if event["id"] in vanished else delivered[event["id"]]
+        assert event["tokens"] == expected, f"{event} but engines delivered {expected}"
+
+
+def waste_is_reported(run: SimulatedRun) -> None:
+    """The rows add up to the attempts that ended without being trained, until the last row was written."""
+    events = run.recorder.events
+    last = max(n for n, event in enumerate(events) if event.name == "phase.end" and event.data["phase"] == "eval")
+    wasted: Counter[str] = Counter()
+    for event in events[:last]:
+        if event.name == "attempt.end" and event.data["end"] != "trained":
+            wasted[str(event.data["end"])] += int(event.data["tokens"])  # type: ignore[arg-type]
+    reported: Counter[str] = Counter()
+    for row in run.rows:
+        for key, value in row.items():
+            if key.startswith("tokens/wasted/"):
+                reported[key.removeprefix("tokens/wasted/")] += int(value)  # type: ignore[arg-type]
+    assert +wasted == +reported
+
+
+# ------------------------------------------------------------------------------------------------- failures, weights
+
+
+def failures_are_no_rewards(job: Job, world: World, run: SimulatedRun) -> None:
+    """What is trained has ended by itself, and its reward is the environment's for that very answer."""
+    outcomes = {event["id"]: event["outcome"] for event in data(run, "trajectory.end")}
+    unscored = {event["id"] for event in data(run, "attempt.end") if event["end"] == "reward-failed"}
+    for trajectory in trained(run):
+        assert outcomes[trajectory.id] in ("finished", "truncated")
+        assert trajectory.id not in unscored
+        seed, text = trajectory.task.seed, trajectory.turns[-1].text
+        finished = trajectory.outcome is Outcome.FINISHED
+        true = world.environment.reward(generator(seed, "task"), generator(seed, "answer", text)) if finished else 0.0
+        assert trajectory.reward == true
+
+
+def weights_change_when_all_have_them(run: SimulatedRun) -> None:
+    """No engine changes to a version before every engine has verified it, and none skips or repeats one."""
+    prepared: defaultdict[int, set[int]] = defaultdict(set)
+    current: Counter[int] = Counter()
+    everybody = set(range(len(run.engines)))
+    for what, engine, version in run.witness.weights:
+        if what == "prepared":
+            prepared[version].add(engine)
+        else:
+            assert prepared[version] == everybody, f"engine {engine} took version {version} before all had it"
+            assert version == current[engine] + 1
+            current[engine] = version
+
+
+# --------------------------------------------------------------------------------------------------------- policies
+
+
+def policy_is_kept(job: Job, run: SimulatedRun) -> None:
+    pipeline = job.pipeline
+    policy = pipeline.policy if isinstance(pipeline, RollArtPipeline) else "wait"
+    if policy == "wait" and not job.rollout.redundant_groups and job.rollout.filter == "none":
+        waiting_wastes_nothing(job, run)
+    if isinstance(pipeline, RollArtPipeline):
+        nobody_is_requeued_too_often(pipeline, run)
+    if policy != "drop" and not job.rollout.redundant_groups and job.rollout.filter == "none":
+        assert not [event for event in data(run, "task.end") if event["end"] == "dropped-stale"]
+
+
+def waiting_wastes_nothing(job: Job, run: SimulatedRun) -> None:
+    """All that was admitted is trained, still open, or failed; nothing else costs a token."""
+    assert {event["end"] for event in data(run, "task.end")} <= {"trained", "failed"}
+    failed = {event["group"] for event in data(run, "task.end") if event["end"] == "failed"}
+    for event in data(run, "attempt.end"):
+        if event["end"] == "aborted":
+            assert int(event["id"].split(".")[0]) in failed
+        elif event["end"] == "surplus":
+            assert job.rollout.redundant_members
+        else:
+            assert event["end"] in ("trained", "infra-failed", "reward-failed")
+
+
+def nobody_is_requeued_too_often(pipeline: RollArtPipeline, run: SimulatedRun) -> None:
+    times = Counter(event["group"] for event in data(run, "group.requeued"))
+    limit = pipeline.max_requeues if pipeline.policy == "requeue" else 0
+    assert max(times.values(), default=0) <= limit
+    if pipeline.policy == "requeue":
+        stale = Counter(tuple(e["id"].split(".")[:2]) for e in data(run, "attempt.end") if e["end"] == "stale")
+        assert max(stale.values(), default=0) <= limit
