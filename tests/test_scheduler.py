@@ -137,6 +137,23 @@ def test_requeue_plays_a_stale_task_again_and_after_its_last_chance_waits_for_it
     play(script, alpha=1, policy="requeue", max_requeues=1)
 
 
+def test_a_member_that_waits_to_be_tried_again_is_not_played_twice_when_its_group_is_requeued() -> None:
+    async def script(world: World) -> None:
+        world.scheduler.advance(0)
+        await world.tick()
+        world.hands.report("0.0.0", Outcome.ENV_FAILED)
+        for step in range(2):
+            world.scheduler.advance(step)
+            await world.tick()
+            world.hands.finish_group(max(world.groups_out()), version=step)
+            await world.tick()
+            await world.train(step)
+        await world.clock.sleep(1000)
+        assert "0.0.1" in world.hands.leases and "0.0.2" not in world.hands.leases
+
+    play(script, alpha=1, policy="requeue", retry_backoff=60.0)
+
+
 def test_drop_ends_a_stale_task_and_starts_another() -> None:
     async def script(world: World) -> None:
         for step in range(2):
