@@ -101,7 +101,7 @@ def test_summary_adds_up_the_rows(tmp_path: Path):
     assert summary.steps == 20  # the row that only evaluates is not a step
     assert summary.tokens_generated == sum(row.get("tokens/generated", 0) for row in made)
     assert summary.tokens_wasted["surplus"] == sum(row.get("tokens/wasted/surplus", 0) for row in made)
-    assert summary.ledger["trained"] == 20 * 128
+    assert summary.attempts["trained"] == 20 * 128
     assert summary.eval_final == 0.93
     assert summary.eval_first == made[0]["eval/reward"]
     assert summary.eval_best == max(row["eval/reward"] for row in made if "eval/reward" in row)

@@ -42,10 +42,15 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("episode/truncated_share", "share", "Those that ended at the turn or token limit (they are trained)."),
     ),
     "Tokens": (
-        Metric("tokens/generated", "tokens", "Sampled by the engines during this step."),
+        Metric("tokens/generated", "tokens", "Sampled by the engines during this step. Summed over the run: trained + "
+               "wasted + evaluation + in flight."),
         Metric("tokens/trained", "tokens", "Sampled tokens this step trained on."),
         Metric("tokens/wasted/<cause>", "tokens", "Sampled tokens that ended untrained during this step, by cause: "
-               "filtered, surplus, stale, aborted, infra-failed, reward-failed."),
+               "filtered, surplus, stale, aborted, infra-failed, reward-failed (where their attempt ended), and lost: "
+               "those that reached no attempt (turns begun again, answers after their deadline, dead workers)."),
+        Metric("tokens/wasted_share", "share", "Wasted / (trained + wasted), since the run began."),
+        Metric("tokens/evaluation", "tokens", "Sampled by evaluations that ended during this step."),
+        Metric("tokens/in_flight", "tokens", "In running episodes and unconsumed groups at the end of the step."),
         Metric("tokens_per_second/generated", "tokens/s", "tokens/generated over time/step."),
         Metric("tokens_per_second/trained", "tokens/s", "tokens/trained over time/step."),
     ),
@@ -53,6 +58,19 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("staleness/mean", "versions", "Step minus the version of a trajectory's oldest sampled token, mean "
                "over the batch."),
         Metric("staleness/max", "versions", "The same, of the stalest trajectory. Never above alpha."),
+        Metric("staleness/share/<versions>", "share", "Trajectories of the batch that are that many versions old."),
+        Metric("bias/duration", "share", "By how much trained episodes last longer (shorter: negative) than started "
+               "ones, over the last 2,048 started; 0 if nothing is thrown away. See observing.md."),
+        Metric("bias/tokens", "share", "The same for the tokens sampled in an episode."),
+    ),
+    "Queue": (
+        Metric("queue/length_seen", "groups", "Complete groups in the buffer when the trainer asked for its batch."),
+        Metric("queue/wait_seconds", "s", "How long the groups of this batch had been lying there complete, mean."),
+        Metric("queue/wait_seconds_max", "s", "The same, of the one that lay there longest."),
+        Metric("queue/trainer_blocked_seconds", "s", "How long the trainer had to wait for its batch."),
+        Metric("queue/backpressure_seconds", "s", "Time in which environment slots were free and the staleness bound "
+               "refused to start another group."),
+        Metric("queue/free_slots", "slots", "Free environment slots, mean over the step."),
         Metric("queue/groups_buffered", "groups", "Complete groups waiting for the trainer at the end of the step."),
         Metric("queue/groups_running", "groups", "Groups admitted and not complete at the end of the step."),
     ),
@@ -60,10 +78,12 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("time/step", "s", "From the end of the previous step to the end of this one."),
         Metric("time/get_batch", "s", "The trainer waiting for complete groups."),
         Metric("time/train", "s", "The train step itself."),
-        Metric("time/sync_exposed", "s", "Weight synchronisation that neither rollout nor training hid."),
+        Metric("time/sync", "s", "Weight synchronisation, hidden or not: publishing, staging, verifying, swapping."),
+        Metric("time/sync_exposed", "s", "The part of it that the loop had to wait for."),
         Metric("time/recompute", "s", "Engines computing KV caches again after a weight update; overlaps the others."),
         Metric("time/eval", "s", "Evaluation on held-out tasks."),
-        Metric("idle/<pool>", "share", "Share of the step in which a pool (engine, trainer) had nothing to do."),
+        Metric("idle/<pool>", "share", "Share of the step in which a pool had nothing to do: engine, trainer, "
+               "environments (slots without an episode); get_batch: the share in which the loop waited for data."),
     ),
     "Off-policy": (
         Metric("offpolicy/ess", "share", "Effective sample size of the importance ratios over the batch's tokens; 1: "
@@ -81,8 +101,11 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("grad/<name>", "", "norm: of the gradient, before clipping; skipped: updates left out as not finite."),
     ),
     "Ledger and machine": (
-        Metric("ledger/<state>", "attempts", "Attempts so far, by where they ended (open: not yet). Adds up to what "
-               "was admitted."),
+        Metric("ledger/task/<state>", "groups", "Tasks (a group each) so far, by where they ended: trained, filtered, "
+               "dropped-stale, failed; open: not yet. Adds up to what was admitted."),
+        Metric("ledger/attempt/<state>", "attempts", "Attempts (an episode each) so far, by where they ended: "
+               "trained, filtered, surplus, stale, aborted, infra-failed, reward-failed; open: not yet."),
+        Metric("restarts/<worker>", "count", "Times a worker process was started again, since the run began."),
         Metric("memory/<worker>_mb", "MB", "Resident memory of a worker process."),
     ),
 }  # fmt: skip

@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
-    """Appends steps to a run folder. Opening it again (a resumed run) goes on where the file ends."""
+    """Appends steps to a run folder. A resumed run goes on where the file ends; `resumed_at`: its next step."""
 
-    def __init__(self, folder: Path, tensorboard: bool = False) -> None:
+    def __init__(self, folder: Path, tensorboard: bool = False, resumed_at: int | None = None) -> None:
         self._lines = jsonl.Appender(folder / "metrics.jsonl")
-        self._board = TensorBoardWriter(folder / "tensorboard") if tensorboard else None
+        self._board = TensorBoardWriter(folder / "tensorboard", resumed_at) if tensorboard else None
 
     def write(self, step: int, metrics: Mapping[str, Value]) -> dict[str, Value]:
         """Write one step; returns the row as written. Refuses unknown keys before anything is written."""

@@ -86,8 +86,11 @@ def _mean(run: Run, key: str) -> float | None:
 
 
 def ledger(run: Run) -> str:
-    attempts = run.summary.ledger or {state: int(count) for state, count in run.last("ledger/").items()}
-    tables = [_counts("Attempts", "where every attempt ended", attempts)]
+    summary = run.summary
+    tables = [
+        _counts("Tasks", "where every group ended", summary.tasks),
+        _counts("Attempts", "where every episode ended", summary.attempts),
+    ]
     spent = {"trained": run.summary.tokens_trained, **run.summary.tokens_wasted}
     tables.append(_counts("Tokens", "what became of the sampled tokens", spent))
     return f'<h2>Ledger</h2><div class="tables">{"".join(tables)}</div>'

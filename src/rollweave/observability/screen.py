@@ -166,5 +166,6 @@ def _idle(row: Mapping[str, Any], width: int) -> Text:
 
 
 def _ledger(row: Mapping[str, Any]) -> Text:
-    states = {key.removeprefix("ledger/"): value for key, value in row.items() if key.startswith("ledger/") and value}
+    prefix = "ledger/attempt/"
+    states = {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix) and value}
     return Text(" · ".join(f"{state} {value}" for state, value in states.items()) or "-")

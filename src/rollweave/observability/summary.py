@@ -34,8 +34,14 @@ class Summary:
     tokens_trained: int = 0
     tokens_wasted: dict[str, int] = field(default_factory=dict)
     staleness_max: float | None = None
-    ledger: dict[str, int] = field(default_factory=dict)
-    """Attempts by where they ended."""
+    wasted_share: float | None = None
+    """Wasted / (trained + wasted)."""
+    duration_bias: float | None = None
+    """The last that was measured: -0.1 means that trained episodes are a tenth shorter than started ones."""
+    tasks: dict[str, int] = field(default_factory=dict)
+    """Groups by where they ended."""
+    attempts: dict[str, int] = field(default_factory=dict)
+    """Episodes by where they ended."""
     error: str = ""
 
 
@@ -67,7 +73,10 @@ def summarise(
         tokens_trained=_total(rows, "tokens/trained"),
         tokens_wasted={cause: _total(rows, f"tokens/wasted/{cause}") for cause in names(rows, "tokens/wasted/")},
         staleness_max=max((x for row in rows if (x := row.get("staleness/max")) is not None), default=None),
-        ledger={state: int(_last(rows, f"ledger/{state}") or 0) for state in names(rows, "ledger/")},
+        wasted_share=_last(rows, "tokens/wasted_share"),
+        duration_bias=_last(rows, "bias/duration"),
+        tasks=_counts(rows, "ledger/task/"),
+        attempts=_counts(rows, "ledger/attempt/"),
         error=error,
     )
 
@@ -93,6 +102,10 @@ def is_train_step(row: Mapping[str, Any]) -> bool:
 def names(rows: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
     """What comes after a prefix in the rows' keys, each once, in order of appearance."""
     return list(dict.fromkeys(key.removeprefix(prefix) for row in rows for key in row if key.startswith(prefix)))
+
+
+def _counts(rows: Sequence[Mapping[str, Any]], prefix: str) -> dict[str, int]:
+    return {state: int(_last(rows, prefix + state) or 0) for state in names(rows, prefix)}
 
 
 def _last(rows: Sequence[Mapping[str, Any]], key: str) -> Any:

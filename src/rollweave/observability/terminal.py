@@ -6,7 +6,7 @@ The clock only tells how long a run takes; nothing is decided by it. NO_COLOR is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -30,8 +30,11 @@ class View:
         self._screen: Screen | None = None
         self._painter: Live | None = None
 
-    def start(self, header: Header) -> None:
+    def start(self, header: Header, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
+        """`earlier`: rows of metrics from before the run was resumed."""
         self._screen = Screen(header, self.now, began=self.now())
+        for row in earlier:
+            self._screen.step(row)
         if self.live:
             self._painter = Live(self._screen, console=self.console, refresh_per_second=4)
             self._painter.start(refresh=True)

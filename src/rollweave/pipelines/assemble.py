@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollweave.clock import Clock
+from rollweave.clock import Clock, Waiting
 from rollweave.config.environments import PythonEnvironmentConfig
 from rollweave.config.job import ArealPipeline, Job, OneOffPipeline, RollArtPipeline, SyncPipeline, SyncPlusPipeline
 from rollweave.engines.protocol import Engine, Sampling
-from rollweave.observability.events import Emitter
+from rollweave.observability.events import Emitter, Recorder
 from rollweave.pipelines.journal import Journal, OnRow, OnTrajectories
 from rollweave.pipelines.one_off import one_off
 from rollweave.pipelines.parts import Milestones, Parts
@@ -40,6 +40,10 @@ def pipeline(job: Job) -> Pipeline:
     return rollart  # and `areal`, whose scheduler looks at staleness only at the start
 
 
+async def nobody_else() -> list[Waiting]:
+    return []
+
+
 @dataclass(slots=True)
 class Machinery:
     """What a runtime provides: things that generate and train, and a dispatcher with hosts attached."""
@@ -47,13 +51,15 @@ class Machinery:
     engines: Sequence[Engine]
     trainer: Trainer
     dispatcher: Dispatcher
+    waits: Callable[[], Awaitable[list[Waiting]]] = nobody_else
+    """Who waits in other processes: hosts have clocks of their own."""
 
 
 @dataclass(slots=True)
 class Listeners:
     """Who hears of a run: events as they happen, rows and trajectories once a step."""
 
-    recorder: Emitter
+    recorder: Recorder
     on_row: Sequence[OnRow] = ()
     on_trajectories: Sequence[OnTrajectories] = ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -9,11 +10,11 @@ from statistics import fmean, pstdev
 
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Engine, EngineStats
-from rollweave.observability.events import Emitter
+from rollweave.observability.accounting import Accountant
+from rollweave.observability.events import Recorder
 from rollweave.observability.metrics import Value
 from rollweave.observability.phases import BusyTime, IdleMeter, Phase, StepClock
 from rollweave.rollout.evaluation import Evaluation
-from rollweave.rollout.ledger import AttemptEnd
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch, Outcome, Trajectory
@@ -29,7 +30,7 @@ class Journal:
         clock: Clock,
         scheduler: RolloutScheduler,
         engines: Sequence[Engine],
-        recorder: Emitter,
+        recorder: Recorder,
         on_row: Sequence[OnRow] = (),
         on_trajectories: Sequence[OnTrajectories] = (),
     ) -> None:
@@ -45,7 +46,8 @@ class Journal:
         self._trainer_idle = IdleMeter(clock.now)
         self._engine_idle = IdleMeter(clock.now, workers=len(self._engines))
         self._last_stats = EngineStats()
-        self._last_tokens = dict.fromkeys(AttemptEnd, 0)
+        self.accountant = Accountant()
+        recorder.sinks.append(self.accountant)
 
     @contextmanager
     def phase(self, name: Phase, step: int) -> Iterator[None]:
@@ -61,9 +63,11 @@ class Journal:
         row: Row = {
             **metrics,
             **_episodes(batch),
+            **_staleness(batch),
             **_evaluation(evaluation),
-            **self._books(),
             **await self._engine_rates(),
+            **self.accountant.sample(self._recorder.now()),
+            **self._books(),
             **self._steps.finish(),
             "idle/trainer": self._trainer_idle.sample(self._trainer_busy.seconds()),
             "policy/version": batch.step + 1,
@@ -82,38 +86,49 @@ class Journal:
         for listener in self._on_row:
             listener(evaluation.version, row)
 
+    def resume(self, elapsed: float) -> None:
+        """Go on counting where an earlier process of the run stopped."""
+        self._began -= elapsed
+
+    def saving(self, version: int) -> None:
+        """What a checkpoint remembers of the run's logs ends with this event."""
+        self._recorder.emit("checkpoint.begin", version=version)
+
     def saved(self, checkpoint: Path) -> None:
         self._recorder.emit("checkpoint.saved", folder=str(checkpoint))
 
     def _books(self) -> Row:
-        ledger, scheduler = self._scheduler.ledger, self._scheduler
-        row: Row = {f"ledger/{state}": count for state, count in ledger.summary()["attempts"].items()}
-        for end in AttemptEnd:
-            if end is not AttemptEnd.TRAINED:
-                row[f"tokens/wasted/{end}"] = ledger.tokens[end] - self._last_tokens[end]
-            self._last_tokens[end] = ledger.tokens[end]
-        row["queue/groups_buffered"] = len(scheduler.buffer)
-        row["queue/groups_running"] = scheduler.running
-        return row
+        books, scheduler = self._scheduler.ledger.summary(), self._scheduler
+        return {
+            **{f"ledger/task/{state}": count for state, count in books["tasks"].items()},
+            **{f"ledger/attempt/{state}": count for state, count in books["attempts"].items()},
+            "queue/groups_buffered": len(scheduler.buffer),
+            "queue/groups_running": scheduler.running,
+        }
 
     async def _engine_rates(self) -> Row:
+        quiet = self.accountant.quiet
         stats = [await engine.stats() for engine in self._engines]
-        sampled = sum(s.sampled_tokens for s in stats)
-        recompute = sum(s.recompute_seconds for s in stats)
-        row: Row = {
-            "tokens/generated": sampled - self._last_stats.sampled_tokens,
-            "idle/engine": self._engine_idle.sample(sum(s.busy_seconds for s in stats)),
-            "memory/engine_mb": max(s.memory_mb for s in stats),
+        now = EngineStats(
+            sampled_tokens=sum(one.sampled_tokens for one in stats),
+            restarted_tokens=sum(one.restarted_tokens for one in stats),
+            recompute_seconds=sum(one.recompute_seconds for one in stats),
+        )
+        last, self._last_stats = self._last_stats, now
+        tokens = self.accountant.tokens
+        tokens.sampled(now.sampled_tokens - last.sampled_tokens, now.restarted_tokens - last.restarted_tokens)
+        if quiet and self.accountant.quiet:
+            tokens.settle()
+        self._steps.add("recompute", now.recompute_seconds - last.recompute_seconds)
+        return {
+            "idle/engine": self._engine_idle.sample(sum(one.busy_seconds for one in stats)),
+            "memory/engine_mb": max(one.memory_mb for one in stats),
         }
-        self._steps.add("recompute", recompute - self._last_stats.recompute_seconds)
-        self._last_stats = EngineStats(sampled_tokens=sampled, recompute_seconds=recompute)
-        return row
 
 
 def _episodes(batch: Batch) -> Row:
     trajectories = list(batch.trajectories())
     rewards = [t.reward for t in trajectories]
-    staleness = batch.staleness()
     names = dict.fromkeys(name for t in trajectories for name in t.rewards)
     return {
         "reward/mean": fmean(rewards),
@@ -123,8 +138,16 @@ def _episodes(batch: Batch) -> Row:
         "episode/tokens_mean": fmean(t.length for t in trajectories),
         "episode/truncated_share": fmean(t.outcome is Outcome.TRUNCATED for t in trajectories),
         "tokens/trained": batch.sampled_tokens,
-        "staleness/mean": fmean(staleness),
-        "staleness/max": max(staleness),
+    }
+
+
+def _staleness(batch: Batch) -> Row:
+    ages = Counter(batch.staleness())
+    trajectories = ages.total()
+    return {
+        "staleness/mean": sum(age * count for age, count in ages.items()) / trajectories,
+        "staleness/max": max(ages),
+        **{f"staleness/share/{age}": ages[age] / trajectories for age in range(max(ages) + 1)},
     }
 
 
@@ -145,3 +168,6 @@ def _add_rates(row: Row) -> None:
             tokens = row[f"tokens/{what}"]
             assert isinstance(tokens, int | float)
             row[f"tokens_per_second/{what}"] = tokens / seconds
+        blocked = row["time/get_batch"]
+        assert isinstance(blocked, float)
+        row["idle/get_batch"] = blocked / seconds

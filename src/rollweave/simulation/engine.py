@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from rollweave.clock import Clock
@@ -110,7 +110,10 @@ class SimulatedEngine:
             self._caches = dict.fromkeys(self._caches, version)
 
     async def stats(self) -> EngineStats:
-        return self._stats
+        for answer in self._open.values():
+            self._catch_up(answer)
+        busy = self._clock.now() - self._busy_since if self._open else 0.0
+        return replace(self._stats, busy_seconds=self._stats.busy_seconds + busy)
 
     async def close(self) -> None:
         pass

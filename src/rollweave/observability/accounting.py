@@ -1,0 +1,134 @@
+"""Accountant: listens to a run's events and says, once a step, where tokens, time and episodes went.
+
+It is a sink of the recorder like the file of events, so the scheduler needs no counters of its own, and a recorded
+run gives the same numbers as a living one:
+
+    accountant = Accountant()
+    recorder.sinks.append(accountant)
+    row = accountant.sample(recorder.now())
+
+What it knows of open work (which groups wait for which members) also answers `rollweave status`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rollweave.observability.bias import DurationBias
+from rollweave.observability.events import Event
+from rollweave.observability.openwork import OpenWork
+from rollweave.observability.queues import QueueMeter
+from rollweave.observability.slots import SlotMeter
+from rollweave.observability.tokens import TRAINED, TokenBooks
+
+BY_ITSELF = frozenset({"finished", "truncated"})
+"""Outcomes of episodes that nobody and nothing cut short."""
+
+
+class Accountant:
+    def __init__(self) -> None:
+        self.tokens = TokenBooks()
+        self.bias = DurationBias()
+        self.queue = QueueMeter()
+        self.slots = SlotMeter()
+        self.work = OpenWork()
+        self.restarts: Counter[str] = Counter()
+        self._sync_seconds = 0.0
+        self._evaluating = False
+        self._listeners = {
+            "episode.begin": self._episode_begin,
+            "episode.end": self._episode_end,
+            "trajectory.end": self._trajectory_end,
+            "attempt.end": self._attempt_end,
+            "task.end": self._task_end,
+            "group.admit": self._group_admit,
+            "group.complete": self._group_complete,
+            "batch.ready": self._batch_ready,
+            "phase.begin": self._phase_begin,
+            "phase.end": self._phase_end,
+            "weights.publish": self._sync,
+            "weights.commit": self._sync,
+            "eval.begin": self._eval_begin,
+            "eval.end": self._eval_end,
+            "worker.restarted": self._worker_restarted,
+        }
+
+    def __call__(self, event: Event) -> None:
+        listener = self._listeners.get(event.name)
+        if listener is not None:
+            listener(event.time, event.data)
+
+    @property
+    def quiet(self) -> bool:
+        """Nobody plays, so nothing is being generated."""
+        return not self.work.playing and not self._evaluating
+
+    def sample(self, now: float) -> dict[str, float]:
+        """The row of everything since the last one."""
+        row = {
+            **self.tokens.sample(),
+            **self.bias.sample(now),
+            **self.queue.sample(),
+            **self.slots.sample(now),
+            **{f"restarts/{worker}": count for worker, count in self.restarts.items()},
+            "time/sync": self._sync_seconds,
+        }
+        self._sync_seconds = 0.0
+        return row
+
+    # ------------------------------------------------------------------------------------------------ listeners
+
+    def _episode_begin(self, time: float, data: dict[str, Any]) -> None:
+        self.work.begin(data["id"], data["group"], time)
+        self.slots.change(time, data["free"], data["slots"], data["in_line"])
+        if data["group"] >= 0:  # evaluations stand outside
+            self.bias.begin(data["id"], time)
+
+    def _episode_end(self, time: float, data: dict[str, Any]) -> None:
+        self.work.end(data["id"])
+        self.slots.change(time, data["free"], data["slots"], data["in_line"])
+
+    def _trajectory_end(self, time: float, data: dict[str, Any]) -> None:
+        self.bias.end(data["id"], time, data["tokens"], data["outcome"] in BY_ITSELF)
+        self.tokens.finish(data["id"], data["tokens"])
+
+    def _attempt_end(self, time: float, data: dict[str, Any]) -> None:
+        self.tokens.book(data["id"], data["end"], data["tokens"])
+        if data["end"] != TRAINED:
+            self.bias.throw_away(data["id"])
+
+    def _task_end(self, time: float, data: dict[str, Any]) -> None:
+        self.queue.leave(data["group"])
+        self.work.close(data["group"])
+
+    def _group_admit(self, time: float, data: dict[str, Any]) -> None:
+        self.work.admit(data["group"], data["version"], time)
+
+    def _group_complete(self, time: float, data: dict[str, Any]) -> None:
+        self.queue.put(data["group"], time)
+        self.work.close(data["group"])
+
+    def _batch_ready(self, time: float, data: dict[str, Any]) -> None:
+        self.queue.serve(data["groups"], time)
+
+    def _phase_begin(self, time: float, data: dict[str, Any]) -> None:
+        if data["phase"] == "get_batch":
+            self.queue.ask(time)
+
+    def _phase_end(self, time: float, data: dict[str, Any]) -> None:
+        if data["phase"] == "get_batch":
+            self.queue.answered(time)
+
+    def _sync(self, time: float, data: dict[str, Any]) -> None:
+        self._sync_seconds += data["seconds"]
+
+    def _eval_begin(self, time: float, data: dict[str, Any]) -> None:
+        self._evaluating = True
+
+    def _eval_end(self, time: float, data: dict[str, Any]) -> None:
+        self._evaluating = False
+        self.tokens.evaluation += data["tokens"]
+
+    def _worker_restarted(self, time: float, data: dict[str, Any]) -> None:
+        self.restarts[data["worker"]] += 1
