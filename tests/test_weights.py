@@ -1,76 +1,124 @@
-"""Weights on their way: stores, the checked protocol, taking turns."""
+"""WeightSync and placement: the checked protocol, its deadlines and times, taking turns."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from rollweave.clock import Clock, DeadlineExceeded, run_virtual
 from rollweave.cluster.placement import TakingTurns
 from rollweave.engines.protocol import Request, Sampling
 from rollweave.observability.events import MemoryRecorder
 from rollweave.simulation.durations import constant
-from rollweave.simulation.engine import SimulatedEngine
+from rollweave.simulation.engine import SimulatedEngine, SyncModel
 from rollweave.simulation.trainer import SimulatedTrainer
 from rollweave.trajectory import Batch
-from rollweave.weights.store import MemoryStore, SharedMemoryStore, WeightStore
-from rollweave.weights.sync import WeightMismatch, WeightSync
-
-
-@pytest.fixture(params=["memory", "shared"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> WeightStore:
-    return MemoryStore() if request.param == "memory" else SharedMemoryStore(tmp_path)
-
-
-def test_what_is_pulled_is_what_was_pushed_even_after_the_next_step(store: WeightStore) -> None:
-    live = {"layer.weight": torch.arange(6.0).reshape(2, 3)}
-    before = store.push(1, live)
-    live["layer.weight"].add_(1.0)  # the trainer goes on
-    after = store.push(2, live)
-    assert store.pull(1)["layer.weight"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert store.pull(2)["layer.weight"].tolist() == [[1, 2, 3], [4, 5, 6]]
-    assert before != after
-
-
-def test_only_the_last_two_versions_are_kept(store: WeightStore) -> None:
-    for version in range(4):
-        store.push(version, {"w": torch.full((1,), float(version))})
-    assert float(store.pull(3)["w"]) == 3.0
-    with pytest.raises((KeyError, FileNotFoundError)):
-        store.pull(1)
+from rollweave.weights.fingerprint import Fingerprint, WeightMismatch
+from rollweave.weights.sync import Transfer, WeightSync
 
 
 class Forgetful(SimulatedEngine):
-    async def prepare(self, version: int) -> str:
-        return "something else"
+    async def prepare(self, version: int) -> Fingerprint:
+        return Fingerprint(version, "something else")
 
 
-class Stuck(SimulatedEngine):
-    async def prepare(self, version: int) -> str:
+class Deaf(SimulatedEngine):
+    """Says yes, and goes on with what it had."""
+
+    async def commit(self, version: int) -> None:
+        pass
+
+
+def forever(phase: str) -> type[SimulatedEngine]:
+    async def wait(self: SimulatedEngine, *arguments: int) -> None:
         await asyncio.get_running_loop().create_future()
-        return ""
+
+    return type("Stuck", (SimulatedEngine,), {phase: wait})
 
 
-def engine(kind: type[SimulatedEngine], clock: Clock) -> SimulatedEngine:
-    return kind(clock, constant(1.0), lambda rng: 4)
+def engine(kind: type[SimulatedEngine], clock: Clock, **options: Any) -> SimulatedEngine:
+    return kind(clock, constant(1.0), lambda rng: 4, **options)
 
 
-def sync(kind: type[SimulatedEngine], clock: Clock) -> WeightSync:
-    trainer = SimulatedTrainer(clock, constant(1.0), 0)
-    return WeightSync(trainer, [engine(kind, clock)], clock, MemoryRecorder(), timeout=9.0)
+def sync(engines: list[SimulatedEngine], clock: Clock, transfer: Transfer = "background") -> WeightSync:
+    trainer = SimulatedTrainer(clock, constant(1.0), 0, publish_seconds=constant(2.0))
+    return WeightSync(trainer, engines, clock, MemoryRecorder(), timeout=9.0, transfer=transfer)
+
+
+async def update(kind: type[SimulatedEngine], clock: Clock) -> None:
+    weights = sync([engine(SimulatedEngine, clock), engine(kind, clock)], clock)
+    await weights.publish(1)
+    await weights.commit(1)
 
 
 def test_an_engine_that_echoes_other_weights_stops_the_run() -> None:
-    with pytest.raises(WeightMismatch, match="something else"):
-        run_virtual(lambda clock: sync(Forgetful, clock).publish(1))
+    with pytest.raises(WeightMismatch, match=r"engine 1 .* version 1 \(checksum something else instead of simulated-1"):
+        run_virtual(lambda clock: update(Forgetful, clock))
 
 
-def test_an_engine_that_never_gets_its_weights_is_named_after_the_deadline() -> None:
-    with pytest.raises(DeadlineExceeded, match="version 1 to reach all engines"):
-        run_virtual(lambda clock: sync(Stuck, clock).publish(1))
+def test_an_engine_that_holds_something_else_after_the_commit_stops_the_run() -> None:
+    with pytest.raises(WeightMismatch, match=r"engine 1 holds version 0 .* where version 1"):
+        run_virtual(lambda clock: update(Deaf, clock))
+
+
+@pytest.mark.parametrize(
+    ("phase", "named"),
+    [
+        ("prepare", "engine 1 to prepare version 1"),
+        ("suspend", "engine 1 to end its step"),
+        ("commit", "engine 1 to commit version 1"),
+        ("stats", "engine 1 to commit version 1"),
+    ],
+)
+def test_every_phase_has_a_deadline_that_names_the_engine(phase: str, named: str) -> None:
+    with pytest.raises(DeadlineExceeded, match=named):
+        run_virtual(lambda clock: update(forever(phase), clock))
+
+
+def test_a_trainer_that_never_pushes_is_named() -> None:
+    async def main(clock: Clock) -> None:
+        trainer = SimulatedTrainer(clock, constant(1.0), 0, publish_seconds=constant(100.0))
+        await WeightSync(trainer, [engine(SimulatedEngine, clock)], clock, MemoryRecorder(), timeout=9.0).publish(1)
+
+    with pytest.raises(DeadlineExceeded, match="the trainer to push version 1"):
+        run_virtual(main)
+
+
+@pytest.mark.parametrize(("transfer", "exposed", "tokens"), [("background", 1.0, 5), ("blocking", 6.0, 0)])
+def test_blocking_exposes_the_whole_transfer_and_background_only_the_commit(
+    transfer: Transfer, exposed: float, tokens: int
+) -> None:
+    """Push 2 s, prepare 3 s, commit 1 s; a token a second."""
+
+    async def main(clock: Clock) -> tuple[WeightSync, int]:
+        times = SyncModel(prepare=constant(3.0), commit=constant(1.0))
+        one = SimulatedEngine(clock, constant(1.0), lambda rng: 50, sync=times)
+        weights = sync([one], clock, transfer)
+        async with asyncio.TaskGroup() as tasks:
+            answer = tasks.create_task(one.generate(Request("a#1", "a", [1], 0, Sampling(max_tokens=50))))
+            await clock.sleep(0)
+            await weights.publish(1)
+            await weights.commit(1)
+            one.abort("a#1")
+        return weights, sum(len(span.tokens) for span in answer.result().spans)
+
+    weights, drawn = run_virtual(main)
+    assert (weights.sync_seconds, weights.sync_exposed_seconds) == (6.0, exposed)
+    assert drawn == tokens
+    assert (weights.version, weights.checksum) == (1, "simulated-1")
+
+
+def test_a_fresh_engine_takes_any_version() -> None:
+    async def main(clock: Clock) -> int:
+        one = engine(SimulatedEngine, clock)
+        weights = sync([one], clock)
+        await weights.publish(17)
+        await weights.commit(17)
+        return (await one.stats()).version
+
+    assert run_virtual(main) == 17
 
 
 def test_a_commit_changes_the_version_of_what_is_sampled_next_and_of_nothing_before() -> None:

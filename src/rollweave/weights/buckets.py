@@ -114,7 +114,7 @@ def _lay_out(arrays: Mapping[str, NDArray[Any]]) -> list[Placed]:
 
 
 def _cut(layout: Sequence[Placed], bucket_bytes: int) -> Iterator[list[Piece]]:
-    """Lists of pieces of about `bucket_bytes` together. A tensor is only ever cut between blocks of the digest."""
+    """Lists of pieces, `bucket_bytes` together or a little more: a tensor is only cut between blocks of the digest."""
     limit = max(BLOCK_BYTES, bucket_bytes)
     bucket: list[Piece] = []
     room = limit
@@ -125,7 +125,7 @@ def _cut(layout: Sequence[Placed], bucket_bytes: int) -> Iterator[list[Piece]]:
             last = min(tensor.size, first + max(1, room // BLOCK_BYTES) * BLOCK_BYTES)
             bucket.append(Piece(tensor, first, last))
             room -= last - first
-            if room < BLOCK_BYTES:
+            if room <= 0:
                 yield bucket
                 bucket, room = [], limit
     if bucket:
