@@ -12,22 +12,25 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rollweave.clock import Clock
 from rollweave.cluster.blueprint import Blueprint, cores
 from rollweave.cluster.placement import TakingTurns
-from rollweave.cluster.ray_clients import RayEngine, RayTrainer, RayTransport
+from rollweave.cluster.ray_clients import RayEngine, RayTrainer
 from rollweave.cluster.ray_handle import WorkerHandle
+from rollweave.cluster.ray_keepers import Crew, EngineKeeper, HostKeeper
 from rollweave.cluster.ray_workers import EngineWorker, HostWorker, TrainerWorker
+from rollweave.cluster.restarts import Restarts
 from rollweave.config.job import RayRuntime
 from rollweave.errors import ConfigError
+from rollweave.observability.events import Emitter
 from rollweave.pipelines.assemble import Machinery
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.link import Endpoint
 from rollweave.training.protocol import Trainer
 
 OBJECT_STORE_BYTES = 256 * 2**20
@@ -38,37 +41,48 @@ CONNECT_SECONDS = 10.0
 
 
 @asynccontextmanager
-async def start_ray(blueprint: Blueprint, runtime: RayRuntime, clock: Clock, logs: Path) -> AsyncIterator[Machinery]:
+async def start_ray(
+    blueprint: Blueprint, runtime: RayRuntime, clock: Clock, logs: Path, recorder: Emitter
+) -> AsyncIterator[Machinery]:
     """The machinery of a job on Ray: started with the block, gone with it."""
     _connect(runtime)
     import ray
 
-    job = blueprint.job
-    engine_threads, trainer_threads = _threads(runtime)
-    with _shared_folder() as store:
-        engine = _worker(EngineWorker, "engine", logs, engine_threads, blueprint, store)
-        trainer = _worker(TrainerWorker, "trainer", logs, trainer_threads, blueprint, store)
-        hosts = [
-            _worker(HostWorker, name, logs, 1, name, blueprint, [engine])
-            for name in (f"host-{n}" for n in range(runtime.hosts))
-        ]
-        dispatcher = Dispatcher(job.rollout.scheduling)
-        capacity = -(-job.rollout.slots // runtime.hosts)
-        try:
-            await asyncio.gather(engine.call("ready"), trainer.call("ready"))
+    try:
+        with _shared_folder() as store:
+            crew = Crew(clock, recorder, Restarts(recorder))
+            dispatcher = Dispatcher(blueprint.job.rollout.scheduling)
+            engine_threads, trainer_threads = _threads(runtime)
+            trainer = _worker(TrainerWorker, "trainer", logs, trainer_threads, blueprint, store)
+            keepers: list[EngineKeeper | HostKeeper] = [
+                _engine_keeper(crew, lambda: _worker(EngineWorker, "engine", logs, engine_threads, blueprint, store)),
+                *_host_keepers(crew, blueprint, runtime, logs, dispatcher),
+            ]
+            await asyncio.gather(crew.ready(trainer), *(keeper.start() for keeper in keepers))
+            client = RayTrainer(trainer, clock, blueprint.job.rollout.deadlines, on_step=crew.restarts.progress)
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(worker.call("run"), name=worker.name) for worker in (engine, *hosts)]
-                for host in hosts:
-                    link = dispatcher.attach(RayTransport(host), capacity)
-                    running.append(tasks.create_task(_pump(host, link), name="transport"))
-                engines = [RayEngine(engine, "driver")]
-                yield Machinery(
-                    engines, _placed(runtime, RayTrainer(trainer, clock, job.rollout.deadlines), engines), dispatcher
-                )
+                running = [tasks.create_task(keeper.run()) for keeper in keepers]
+                yield Machinery(crew.engines, _placed(runtime, client, crew.engines), dispatcher, crew.waits)
                 for task in running:
                     task.cancel()
-        finally:
-            ray.shutdown()
+    finally:
+        ray.shutdown()
+
+
+def _engine_keeper(crew: Crew, spawn: Callable[[], WorkerHandle]) -> EngineKeeper:
+    crew.engines.append(RayEngine(spawn(), "driver"))
+    return EngineKeeper(crew, len(crew.engines) - 1, spawn)
+
+
+def _host_keepers(
+    crew: Crew, blueprint: Blueprint, runtime: RayRuntime, logs: Path, dispatcher: Dispatcher
+) -> list[HostKeeper]:
+    def spawn(name: str, client: str) -> WorkerHandle:
+        return _worker(HostWorker, name, logs, 1, client, blueprint, [engine.worker for engine in crew.engines])
+
+    capacity = -(-blueprint.job.rollout.slots // runtime.hosts)
+    names = [f"host-{number}" for number in range(runtime.hosts)]
+    return [HostKeeper(crew, name, partial(spawn, name), dispatcher, capacity) for name in names]
 
 
 def _connect(runtime: RayRuntime) -> None:
@@ -76,6 +90,8 @@ def _connect(runtime: RayRuntime) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray would announce a dead worker itself, at length, in the middle of the view (read when it is imported).
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    # What goes wrong in a call nobody waits for is noticed (`Mishaps`); a call to one that just died is said again.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     import ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
@@ -117,12 +133,6 @@ def _threads(runtime: RayRuntime) -> tuple[int, int]:
 
 def _placed(runtime: RayRuntime, trainer: Trainer, engines: list[RayEngine]) -> Trainer:
     return TakingTurns(trainer, engines) if runtime.placement == "colocated" else trainer
-
-
-async def _pump(host: WorkerHandle, link: Endpoint[Any, Any]) -> None:
-    while True:
-        for packet in await host.call("collect"):
-            link.receive(packet)
 
 
 @contextmanager

@@ -1,72 +1,157 @@
-"""The driver's and the hosts' ends of the Ray workers."""
+"""The driver's and the hosts' ends of the Ray workers.
+
+An engine that dies is replaced. Its clients notice when a call fails, wait until they are connected to the successor,
+and say again what was left open: a host its requests, whose trajectories go on from their tokens; the driver the
+command it was giving. So nobody above knows that an engine can die.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rollweave.clock import Clock
-from rollweave.cluster.ray_handle import WorkerHandle
+from rollweave.cluster.counters import LifetimeStats
+from rollweave.cluster.ray_handle import Mishaps, WorkerHandle
 from rollweave.config.job import Deadlines
 from rollweave.engines.protocol import Completion, EngineStats, Request
+from rollweave.errors import WorkerDied
 from rollweave.rollout.link import Packet
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
+from rollweave.weights.fingerprint import Fingerprint
+
+
+@dataclass(slots=True)
+class Orders:
+    """What a client wants of an engine, all that came up within one tick of its loop."""
+
+    released: list[str] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class EngineState:
+    """What the driver has told an engine, and would have to tell its successor."""
+
+    version: int | None = None
+    """The committed one; None: the weights it was made from."""
+    staged: int | None = None
+    """Prepared, not yet committed."""
+    suspended: bool = False
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not been answered."""
+
+    request: Request
+    answer: asyncio.Future[Completion]
+    aborted: bool = False
 
 
 class RayEngine:
     """An `Engine` in another process. Requests of one tick travel together, and so do the answers of one step."""
 
     def __init__(self, worker: WorkerHandle, client: str) -> None:
-        self._worker = worker
+        self.worker = worker
+        self.state = EngineState()
         self._client = client
-        self._answers: dict[str, asyncio.Future[Completion]] = {}
-        self._requests: list[Request] = []
-        self._released: list[str] = []
+        self._replaced = asyncio.Event()
+        self._stats = LifetimeStats()
+        self._open: dict[str, _Open] = {}
+        self._orders = Orders()
         self._flush_scheduled = False
+
+    # ------------------------------------------------------------------------------------------ what hosts call
 
     async def run(self) -> None:
         """Bring answers back, until cancelled."""
         while True:
-            for completion in await self._worker.call("collect", self._client):
-                answer = self._answers.pop(completion.id, None)
-                if answer is not None and not answer.done():
-                    answer.set_result(completion)
+            for completion in await self._call("collect", self._client):
+                self._answer(completion)
 
     async def generate(self, request: Request) -> Completion:
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._answers[request.id] = answer
-        self._requests.append(request)
+        self._open[request.id] = _Open(request, answer)
+        self._orders.requests.append(request)
         self._schedule_flush()
-        return await answer
+        try:
+            return await answer
+        finally:
+            self._open.pop(request.id, None)
 
     def abort(self, request_id: str) -> None:
-        self._worker.tell("abort", request_id)
-
-    def release(self, trajectory: str) -> None:
-        self._released.append(trajectory)
+        if request_id in self._open:
+            self._open[request_id].aborted = True
+        self._orders.aborted.append(request_id)
         self._schedule_flush()
 
+    def release(self, trajectory: str) -> None:
+        self._orders.released.append(trajectory)
+        self._schedule_flush()
+
+    # ----------------------------------------------------------------------------------- what the driver calls
+
     async def suspend(self) -> None:
-        await self._worker.call("suspend")
+        await self._call("suspend")
+        self.state.suspended = True
 
     async def resume(self) -> None:
-        await self._worker.call("resume")
+        await self._call("resume")
+        self.state.suspended = False
 
-    async def prepare(self, version: int) -> str:
-        checksum: str = await self._worker.call("prepare", version)
-        return checksum
+    async def prepare(self, version: int) -> Fingerprint:
+        staged: Fingerprint = await self._call("prepare", version)
+        self.state.staged = version
+        return staged
 
     async def commit(self, version: int) -> None:
-        await self._worker.call("commit", version)
+        await self._call("commit", version)
+        self.state = EngineState(version, None, self.state.suspended)
 
     async def stats(self) -> EngineStats:
-        stats: EngineStats = await self._worker.call("stats")
-        return stats
+        return self._stats.seen(await self._call("stats"))
+
+    async def forget(self, client: str) -> None:
+        """A client is gone: whatever it asked for, nobody wants any more."""
+        await self._call("forget", client)
 
     async def close(self) -> None:
         pass
+
+    # -------------------------------------------------------------------------------------- death and succession
+
+    def connect(self, worker: WorkerHandle) -> None:
+        """The engine has died, and `worker` takes its place: say again what the dead one did not answer."""
+        self.worker = worker
+        self._stats.died()
+        left = [open for open in self._open.values() if not open.answer.done()]
+        for open in left:
+            if open.aborted:
+                self._answer(Completion(open.request.id, [], "aborted"))
+        self._orders = Orders(requests=[open.request for open in left if not open.aborted])
+        self._schedule_flush()
+        self._replaced.set()
+        self._replaced = asyncio.Event()
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """A successor knows what its predecessor was told (`EngineState`), so whatever failed is said again."""
+        while True:
+            worker, replaced = self.worker, self._replaced
+            try:
+                return await worker.call(method, *arguments)
+            except WorkerDied:
+                await replaced.wait()
+
+    def _answer(self, completion: Completion) -> None:
+        open = self._open.get(completion.id)
+        if open is not None and not open.answer.done():
+            open.answer.set_result(completion)
 
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
@@ -75,30 +160,30 @@ class RayEngine:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self._released:
-            self._worker.tell("release", self._released)
-            self._released = []
-        if self._requests:
-            self._worker.tell("add", self._client, self._requests)
-            self._requests = []
+        orders, self._orders = self._orders, Orders()
+        self.worker.tell("serve", self._client, orders)
 
 
 class RayTrainer:
     """A `Trainer` in another process."""
 
-    def __init__(self, worker: WorkerHandle, clock: Clock, deadlines: Deadlines) -> None:
+    def __init__(
+        self, worker: WorkerHandle, clock: Clock, deadlines: Deadlines, on_step: Callable[[], None] = lambda: None
+    ) -> None:
         self._worker = worker
         self._clock = clock
         self._deadlines = deadlines
+        self._on_step = on_step
 
     async def train_step(self, batch: Batch) -> Metrics:
         with self._clock.wait("driver", f"train step {batch.step}", self._deadlines.train_step):
             metrics: Metrics = await self._worker.call("train_step", batch)
+        self._on_step()
         return metrics
 
-    async def publish(self, version: int) -> str:
-        checksum: str = await self._worker.call("publish", version)
-        return checksum
+    async def publish(self, version: int) -> Fingerprint:
+        published: Fingerprint = await self._worker.call("publish", version)
+        return published
 
     async def save(self, folder: Path, driver: str) -> None:
         with self._clock.wait("driver", f"checkpoint {folder.name}", self._deadlines.train_step):
@@ -112,10 +197,12 @@ class RayTrainer:
 
 
 class RayTransport:
-    """Packets from the driver to one host."""
+    """Packets from the driver to one host. What cannot be sent at all is a mishap: links speak in callbacks."""
 
     def __init__(self, worker: WorkerHandle) -> None:
         self._worker = worker
+        self.mishaps = Mishaps()
 
     def __call__(self, packet: Packet[Any]) -> None:
-        self._worker.tell("receive", packet)
+        with self.mishaps.noticed():
+            self._worker.tell("receive", packet)

@@ -6,11 +6,14 @@ raised there. A worker that is gone cannot say why; its name and the end of its 
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from rollweave.errors import WorkerDied
+from rollweave.errors import WorkerDied, first_cause
 
 LOG_LINES = 12
 """How much of a dead worker's log is shown."""
@@ -32,13 +35,20 @@ class WorkerHandle:
         try:
             return await getattr(self.actor, method).remote(*arguments)
         except RayTaskError as error:
-            raise error.cause from error
+            cause = error.cause
+            raise (first_cause(cause) if isinstance(cause, BaseExceptionGroup) else cause) from error
         except RayActorError as error:
-            raise WorkerDied(self._obituary(error)) from error
+            raise WorkerDied(self._obituary(error), self.name) from error
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Call without waiting for an answer."""
+        """Call without waiting for an answer. The worker notices what goes wrong in it (see `Mishaps`)."""
         getattr(self.actor, method).remote(*arguments)
+
+    def end(self) -> None:
+        """Make sure that it is gone, though it may only have been out of reach."""
+        import ray
+
+        ray.kill(self.actor)
 
     def _obituary(self, error: Exception) -> str:
         if getattr(error, "actor_init_failed", False):
@@ -64,3 +74,24 @@ class WorkerHandle:
         # A crash reports its innermost line first; everything else ends with what matters.
         lines = f"{crash}{trace}".splitlines()[:LOG_LINES] if crash else text.splitlines()[-LOG_LINES:]
         return "\n".join(f"  {line}" for line in lines)
+
+
+class Mishaps:
+    """What goes wrong where nobody waits for an answer, kept for somebody who does."""
+
+    def __init__(self) -> None:
+        self._first: BaseException | None = None
+        self._happened = asyncio.Event()
+
+    @contextmanager
+    def noticed(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the boundary between calls that nobody awaits and `raised`
+            self._first = self._first or error
+            self._happened.set()
+
+    async def raised(self) -> NoReturn:
+        await self._happened.wait()
+        assert self._first is not None
+        raise self._first
