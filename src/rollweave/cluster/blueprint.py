@@ -6,6 +6,7 @@ torch and transformers are imported by the builders, in the process that needs t
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,9 @@ from rollweave.rollout.proxy import LLMProxy
 if TYPE_CHECKING:
     from rollweave.engines.torch.engine import TorchEngine
     from rollweave.training.trainer import TorchTrainer
+
+BEHIND_OTHERS = 10
+"""How nice (as in nice(1)) a thread is that gets something ready which may never be needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,17 @@ class Blueprint:
             max_context=self.job.rollout.max_context,
             in_flight=self.job.in_flight,
         )
+
+    def warm_up_engine(self) -> None:
+        """All that `engine` does first and that takes seconds, importing above all; behind whoever works meanwhile."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND_OTHERS)
+        from transformers import AutoTokenizer
+
+        import rollweave.engines.torch.engine  # noqa: F401 (importing it is the point)
+        from rollweave.policies.forward import load_model
+
+        AutoTokenizer.from_pretrained(self.policy)
+        load_model(self.policy)
 
     def trainer(self) -> TorchTrainer:
         from rollweave.training.trainer import TorchTrainer

@@ -26,8 +26,8 @@ from rollweave.rollout.messages import Cancel, Lease, Report
 ANSWER_SECONDS = 1.0
 """A host that takes longer to say who waits in it is blocked."""
 
-MOST_WAITS = 50
-"""The longest, per host, that are of interest."""
+MOST_WAITS = 500
+"""The longest, per host: `rollweave status` counts what episodes are doing, and names the longest."""
 
 
 @dataclass(slots=True)
@@ -64,10 +64,13 @@ class Crew:
 
 
 class EngineKeeper:
-    def __init__(self, crew: Crew, number: int, successor: Callable[[], WorkerHandle]) -> None:
+    """Has a successor waiting that has imported everything: a process takes ten seconds to start, weights one."""
+
+    def __init__(self, crew: Crew, number: int, spawn: Callable[[], WorkerHandle]) -> None:
         self._crew = crew
         self._number = number
-        self._successor = successor
+        self._spawn = spawn
+        self._spare: WorkerHandle | None = None
 
     @property
     def _engine(self) -> RayEngine:
@@ -88,6 +91,8 @@ class EngineKeeper:
                     if death is not None:
                         await self._introduce(worker)
                         self._crew.restarts.back(death, self._crew.clock.now() - died_at)
+                    self._spare = self._spawn()
+                    self._spare.tell("warm_up")
             except* WorkerDied as deaths:
                 death = _death(deaths)
             assert death is not None, "an engine runs until it dies"
@@ -98,7 +103,7 @@ class EngineKeeper:
         while True:
             dead.end()
             self._crew.restarts.died(death)
-            dead = self._successor()
+            dead, self._spare = self._spare or self._spawn(), None
             try:
                 await self._crew.ready(dead, self._engine.state)
                 return dead

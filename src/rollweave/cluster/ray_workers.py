@@ -64,10 +64,19 @@ class EngineWorker:
         self._latest: dict[str, dict[str, str]] = defaultdict(dict)
         """By client: its trajectories, each with its latest request."""
         self._mishaps = Mishaps()
+        self._starting = asyncio.Lock()
+
+    async def warm_up(self) -> None:
+        """For an engine that may be needed later: get ready for `ready`, in a thread of low priority."""
+        async with self._starting:
+            with self._mishaps.noticed():
+                await asyncio.to_thread(self._blueprint.warm_up_engine)
 
     async def ready(self, state: EngineState) -> Pid:
         """Load the weights. Not done when the actor is made: what fails there cannot be told from a crash."""
-        self._loop = EngineLoop(self._blueprint.engine(), self._store, Clock(), background=asyncio.to_thread)
+        async with self._starting:
+            core = self._blueprint.engine()
+        self._loop = EngineLoop(core, self._store, Clock(), background=asyncio.to_thread)
         if state.version is not None:
             await self._loop.prepare(state.version)
             await self._loop.commit(state.version)
