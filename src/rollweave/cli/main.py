@@ -17,6 +17,7 @@ from rollweave.cli.doctor import doctor
 from rollweave.cli.env import app as env_app
 from rollweave.cli.eval import evaluate
 from rollweave.cli.report import report
+from rollweave.cli.status import status
 from rollweave.cli.train import train
 from rollweave.errors import RollweaveError
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("eval")(evaluate)
 app.add_typer(env_app, name="env", help="List, check and play environments.")
+app.command("status")(status)
 app.command("report")(report)
 app.command("doctor")(doctor)
 

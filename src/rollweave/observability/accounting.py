@@ -17,6 +17,7 @@ from typing import Any
 
 from rollweave.observability.bias import DurationBias
 from rollweave.observability.events import Event
+from rollweave.observability.looptime import LoopTime
 from rollweave.observability.openwork import OpenWork
 from rollweave.observability.queues import QueueMeter
 from rollweave.observability.slots import SlotMeter
@@ -33,6 +34,7 @@ class Accountant:
         self.queue = QueueMeter()
         self.slots = SlotMeter()
         self.work = OpenWork()
+        self.loop = LoopTime()
         self.restarts: Counter[str] = Counter()
         self._sync_seconds = 0.0
         self._evaluating = False
@@ -47,6 +49,8 @@ class Accountant:
             "batch.ready": self._batch_ready,
             "phase.begin": self._phase_begin,
             "phase.end": self._phase_end,
+            "checkpoint.begin": lambda time, data: self.loop.begin("save", time),
+            "checkpoint.saved": lambda time, data: self.loop.end("save", time),
             "weights.publish": self._sync,
             "weights.commit": self._sync,
             "eval.begin": self._eval_begin,
@@ -113,10 +117,12 @@ class Accountant:
         self.queue.serve(data["groups"], time)
 
     def _phase_begin(self, time: float, data: dict[str, Any]) -> None:
+        self.loop.begin(data["phase"], time)
         if data["phase"] == "get_batch":
             self.queue.ask(time)
 
     def _phase_end(self, time: float, data: dict[str, Any]) -> None:
+        self.loop.end(data["phase"], time)
         if data["phase"] == "get_batch":
             self.queue.answered(time)
 

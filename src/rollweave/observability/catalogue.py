@@ -94,6 +94,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("offpolicy/clip_fraction", "share", "Tokens whose gradient the clip cut off."),
         Metric("mismatch/logprob_gap", "nats", "Mean absolute difference between the engine's and the trainer's "
                "log-probs on tokens of the version being trained; absent if the batch has none."),
+        Metric("mismatch/logprob_gap_max", "nats", "The largest of those differences."),
         Metric("offpolicy/uncorrected", "0 or 1", "1: every ratio is exactly 1 on stale data; nothing corrects it."),
     ),
     "Optimisation": (

@@ -18,7 +18,18 @@ from rollweave.observability.jsonl import Appender, Json
 FLUSH_EVERY = 256
 """Events between flushes: a busy run emits thousands a second, and a flush is a system call."""
 
-FLUSH_ON = frozenset({"batch.ready", "eval.end", "checkpoint.saved", "wait.slow", "run.start", "run.end"})
+FLUSH_ON = frozenset(
+    {
+        "batch.ready",
+        "eval.end",
+        "checkpoint.saved",
+        "wait.slow",
+        "worker.died",
+        "worker.restarted",
+        "run.start",
+        "run.end",
+    }
+)
 """Events after which everything so far must be on disk: the end of a step, and what a person looks for."""
 
 

@@ -12,12 +12,25 @@ class SlotMeter:
 
     def __init__(self) -> None:
         self._at: float | None = None
-        self._free = self._slots = self._queued = 0
+        self.free = self.slots = self.in_line = 0
+        self._refused_since: float | None = None
         self._clear()
 
-    def change(self, time: float, free: int, slots: int, queued: int) -> None:
+    def change(self, time: float, free: int, slots: int, in_line: int) -> None:
         self._advance(time)
-        self._free, self._slots, self._queued = free, slots, queued
+        self.free, self.slots, self.in_line = free, slots, in_line
+        if not self._refused:
+            self._refused_since = None
+        elif self._refused_since is None:
+            self._refused_since = time
+
+    def refused_for(self, now: float) -> float:
+        """How long slots have been free without a break, though nobody may begin."""
+        return 0.0 if self._refused_since is None else now - self._refused_since
+
+    @property
+    def _refused(self) -> bool:
+        return self.free > 0 and self.in_line == 0
 
     def sample(self, now: float) -> dict[str, float]:
         """Of the time since the last sample."""
@@ -26,7 +39,7 @@ class SlotMeter:
         self._clear()
         return {
             "idle/environments": free / room if room else 0.0,
-            "queue/free_slots": free / seconds if seconds else float(self._free),
+            "queue/free_slots": free / seconds if seconds else float(self.free),
             "queue/backpressure_seconds": pressed,
         }
 
@@ -37,7 +50,7 @@ class SlotMeter:
         passed = 0.0 if self._at is None else time - self._at
         self._at = time
         self._seconds += passed
-        self._free_seconds += passed * self._free
-        self._room_seconds += passed * self._slots
-        if self._free > 0 and self._queued == 0:
+        self._free_seconds += passed * self.free
+        self._room_seconds += passed * self.slots
+        if self._refused:
             self._pressed_seconds += passed

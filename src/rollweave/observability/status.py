@@ -1,0 +1,140 @@
+"""What `rollweave status` knows about a run: from its folder alone, whether it lives, ended or died.
+
+running   its process exists; `silent` says since when it has not been heard of
+ended     it said goodbye: summary.json
+dead      it began and neither lives nor said goodbye
+new       it has not begun to train
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import yaml
+
+from rollweave.errors import RunFolderError
+from rollweave.observability.metrics import read_metrics
+from rollweave.observability.summary import is_train_step
+
+State = Literal["running", "ended", "dead", "new"]
+
+SILENT_SECONDS = 5.0
+"""The driver writes every second; older than this it is busy with something that does not let go of it."""
+
+RECENT_STEPS = 10
+
+
+@dataclass(slots=True)
+class Status:
+    folder: str
+    name: str
+    state: State
+    pid: int | None = None
+    host: str = ""
+    reason: str = ""
+    """How it ended."""
+    error: str = ""
+    silent: float | None = None
+    """Seconds since the driver was last heard of, if that is long ago."""
+    step: int = 0
+    """Train steps completed."""
+    steps: int | None = None
+    seconds_per_step: float | None = None
+    """Mean of the last ten."""
+    seconds_left: float | None = None
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """The newest row of metrics."""
+    rewards: list[float | None] = field(default_factory=list)
+    now: Mapping[str, Any] = field(default_factory=dict)
+    """What the driver last wrote about itself: status.json."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_status(folder: Path, wall: Callable[[], float] = time.time) -> Status:
+    config = folder / "config.yaml"
+    if not config.is_file() and not (folder / "metrics.jsonl").is_file():
+        raise RunFolderError(
+            f"{folder} is not a run folder: it has neither config.yaml nor metrics.jsonl; name one that "
+            "`rollweave train` made"
+        )
+    settings = _mapping(yaml.safe_load, config)
+    now, summary = _mapping(json.loads, folder / "status.json"), _mapping(json.loads, folder / "summary.json")
+    rows = [row for row in read_metrics(folder).rows if is_train_step(row)]
+    status = Status(
+        folder=str(folder),
+        name=str(settings.get("name") or folder.resolve().name),
+        state="new",
+        steps=now.get("steps") or _mapping_at(settings, "training").get("steps"),
+        row=rows[-1] if rows else {},
+        step=int(rows[-1]["step"]) + 1 if rows else 0,
+        rewards=[row.get("reward/mean") for row in rows],
+        now=now,
+    )
+    _decide_state(status, _owner(folder), summary, wall())
+    _predict(status, [row.get("time/step") for row in rows[-RECENT_STEPS:]])
+    return status
+
+
+def _decide_state(status: Status, owner: Mapping[str, Any], summary: Mapping[str, Any], wall: float) -> None:
+    written = status.now.get("written")
+    if _lives(owner, written, wall):
+        status.state, status.pid, status.host = "running", owner["pid"], owner["host"]
+    elif summary:
+        status.state, status.reason = "ended", str(summary.get("exit_reason"))
+        status.error = str(summary.get("error") or "")
+    elif written is not None or status.row:
+        status.state, status.pid = "dead", status.now.get("pid")
+    if status.state in ("running", "dead") and written is not None and wall - written > SILENT_SECONDS:
+        status.silent = wall - written
+
+
+def _owner(folder: Path) -> Mapping[str, Any]:
+    """Who works in the folder. A process that ends in order takes its name out of the lock."""
+    owner = _mapping(json.loads, folder / "lock")
+    return owner if {"pid", "host"} <= owner.keys() else {}
+
+
+def _lives(owner: Mapping[str, Any], written: float | None, wall: float) -> bool:
+    if not owner:
+        return False
+    if owner["host"] != socket.gethostname():  # on another machine only its heartbeat can tell
+        return written is not None and wall - written < 60 * SILENT_SECONDS
+    try:
+        os.kill(owner["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _predict(status: Status, seconds: list[float | None]) -> None:
+    known = [one for one in seconds if one]
+    if known:
+        status.seconds_per_step = fmean(known)
+    if known and status.steps and status.state == "running":
+        status.seconds_left = max(0, status.steps - status.step) * fmean(known)
+
+
+def _mapping(parse: Callable[[str], Any], path: Path) -> Mapping[str, Any]:
+    """The file's object; empty where there is none, or none that can be read."""
+    try:
+        value = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mapping_at(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = settings.get(key)
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,192 @@
+"""The picture of a run's status that rich draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from rollweave.observability.status import Status
+from rollweave.observability.text import duration, number, percent, sparkline
+
+BAR = 44
+"""Characters of a bar that is a whole minute."""
+
+STYLES = {
+    "running": "bold green", "ended": "bold cyan", "dead": "bold red", "new": "bold yellow",
+}  # fmt: skip
+
+COLOURS = {
+    "generate": "green", "train": "green", "step": "blue", "reset": "magenta", "reward": "cyan", "get_batch": "yellow",
+    "sync_exposed": "red", "recompute": "cyan", "eval": "magenta", "save": "blue", "close": "white",
+    "between calls": "white",
+}  # fmt: skip
+
+NAMES = {"get_batch": "wait for data", "sync_exposed": "weight sync", "eval": "evaluation"}
+
+REST = {"engine": "idle", "trainer": "idle", "environments": "free"}
+"""What a pool does when it does nothing else."""
+
+
+def status_screen(status: Status) -> RenderableType:
+    parts: list[RenderableType] = [_facts(status)]
+    if status.state in ("running", "dead") and status.now:
+        parts += [Text(), _waiting(status), Text(), _minute(status)]
+    title = Text.assemble((status.name, "bold"), "  ", (_state(status), STYLES[status.state]))
+    return Panel(
+        Group(*parts),
+        title=title,
+        title_align="left",
+        subtitle=Text(status.folder, style="dim"),
+        subtitle_align="right",
+        border_style="cyan",
+    )
+
+
+def _state(status: Status) -> str:
+    silent = f", silent for {duration(status.silent)}" if status.silent is not None else ""
+    if status.state == "running":
+        return f"running (pid {status.pid} on {status.host}{silent})"
+    if status.state == "dead":
+        heard = f", last heard of {duration(status.silent)} ago" if status.silent is not None else ""
+        return f"dead without goodbye{heard}; go on with --resume"
+    if status.state == "ended":
+        return f"ended: {status.error or status.reason}"
+    return "not training yet"
+
+
+def _facts(status: Status) -> Table:
+    grid = Table.grid(padding=(0, 2), expand=True)
+    grid.add_column(style="dim", no_wrap=True, width=9)
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for label, text in [
+        ("steps", _steps(status)),
+        ("reward", _reward(status)),
+        ("queue", _queue(status)),
+        ("staleness", _staleness(status.row)),
+        ("tokens", _tokens(status.row)),
+        ("tasks", _ledger(status, "tasks", "ledger/task/")),
+        ("attempts", _ledger(status, "attempts", "ledger/attempt/")),
+    ]:
+        grid.add_row(label, text)
+    return grid
+
+
+def _steps(status: Status) -> Text:
+    text = Text(f"{status.step}", style="bold").append(f" of {status.steps}" if status.steps else "", style="bold")
+    if status.seconds_per_step:
+        text.append(f"   {duration(status.seconds_per_step)} a step, {number(3600 / status.seconds_per_step)} an hour")
+    if status.seconds_left is not None:
+        text.append(f"   {duration(status.seconds_left)} left", style="dim")
+    return text
+
+
+def _reward(status: Status) -> Text:
+    if not status.rewards:
+        return Text("-", style="dim")
+    text = Text(f"{number(status.rewards[-1])}  ", style="bold")
+    return text.append(sparkline(status.rewards, 40), style="green")
+
+
+def _queue(status: Status) -> Text:
+    row, queue = status.row, status.now.get("queue") or {}
+    text = Text()
+    if queue and status.state != "ended":
+        text.append(f"{queue['complete']}", style="bold").append(" groups complete, ")
+        text.append(f"{queue['running']}", style="bold").append(" being played, ")
+        text.append(f"{queue['free']}", style="bold").append(f" of {queue['slots']} slots free")
+        if queue["refused_seconds"] > 0:
+            text.append(f" (the staleness bound allows no more, {duration(queue['refused_seconds'])})", style="yellow")
+        return text
+    if "queue/length_seen" not in row:
+        return Text("-", style="dim")
+    text.append(number(row["queue/length_seen"]), style="bold").append(" groups seen by the trainer, which waited ")
+    return text.append(duration(row.get("queue/trainer_blocked_seconds")), style="bold")
+
+
+def _staleness(row: Mapping[str, Any]) -> Text:
+    if "staleness/mean" not in row:
+        return Text("-", style="dim")
+    text = Text(number(row["staleness/mean"], 2), style="bold").append(" mean  ")
+    text.append(number(row.get("staleness/max"), 2), style="bold").append(" max")
+    if (bias := row.get("bias/duration")) is not None:
+        text.append("   duration bias ").append(f"{bias * 100:+.1f}%", style="bold" if abs(bias) < 0.03 else "yellow")
+    return text
+
+
+def _tokens(row: Mapping[str, Any]) -> Text:
+    if "tokens_per_second/generated" not in row:
+        return Text("-", style="dim")
+    text = Text(number(row["tokens_per_second/generated"]), style="bold").append("/s generated  ")
+    text.append(number(row.get("tokens_per_second/trained")), style="bold").append("/s trained")
+    if share := row.get("tokens/wasted_share"):
+        text.append(f"   {percent(share)} wasted so far", style="yellow")
+    return text
+
+
+def _ledger(status: Status, ledger: str, prefix: str) -> Text:
+    live = _as_mapping(status.now.get("ledger")).get(ledger) if status.state == "running" else None
+    row = {key.removeprefix(prefix): value for key, value in status.row.items() if key.startswith(prefix)}
+    states = _as_mapping(live or row)
+    return Text(" · ".join(f"{state} {count}" for state, count in states.items() if count) or "-")
+
+
+def _waiting(status: Status) -> RenderableType:
+    tree = Tree(Text("who waits for whom", style="dim"), guide_style="bright_black")
+    phase = status.now.get("phase")
+    if phase:
+        name = NAMES.get(phase["name"], phase["name"])
+        tree.add(Text.assemble("the loop is in ", (name, "bold"), ("  " + duration(phase["seconds"]), "yellow")))
+    for node in status.now.get("graph") or []:
+        _grow(tree, node)
+    for worker, times in _as_mapping(status.now.get("restarts")).items():
+        tree.add(Text(f"{worker} was started again {times} times", style="red"))
+    if not tree.children:
+        tree.add(Text("nobody", style="dim"))
+    return tree
+
+
+def _grow(tree: Tree, node: Mapping[str, Any]) -> None:
+    since = "" if node["seconds"] is None else f"  {duration(node['seconds'])}"
+    branch = tree.add(Text.assemble((node["who"], "bold"), " waits for ", node["what"], (since, "yellow")))
+    for child in node["because"]:
+        _grow(branch, child)
+    if node["more"]:
+        branch.add(Text(f"and {node['more']} more", style="dim"))
+
+
+def _minute(status: Status) -> RenderableType:
+    minute = _as_mapping(status.now.get("last_minute"))
+    pools = _as_mapping(minute.get("pools"))
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(style="dim", no_wrap=True, width=12)
+    grid.add_column(no_wrap=True, width=BAR)
+    grid.add_column(ratio=1)
+    for pool, shares in pools.items():
+        if shares or pool in REST:
+            grid.add_row(pool, *_bar(pool, shares))
+    head = Text(f"where the last {number(minute.get('seconds') or 0.0, 2)} s went", style="dim")
+    return Group(head, grid)
+
+
+def _bar(pool: str, shares: Mapping[str, float]) -> tuple[Text, Text]:
+    bar, legend = Text(), Text()
+    ranked = sorted(shares.items(), key=lambda item: -item[1])
+    for what, share in ranked:
+        bar.append("█" * round(share * BAR), style=COLOURS.get(what, "white"))
+        if share >= 0.005:
+            legend.append(f"{NAMES.get(what, what)} ", style=COLOURS.get(what, "white"))
+            legend.append(f"{percent(share)}  ", style="bold")
+    rest = max(0.0, 1.0 - sum(shares.values()))
+    bar.truncate(BAR)
+    bar.append("░" * (BAR - len(bar)), style="bright_black")
+    return bar, legend.append(f"{REST.get(pool, 'other')} {percent(rest)}", style="dim")
+
+
+def _as_mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,82 @@
+"""The wait-for graph: who waits for whom and since when, from the trainer down to one call of one environment.
+
+trainer waits for batch 7: 3 of 16 groups, 41 s
+  group 7 waits for 1 of 8 members, 52 s
+    episode 7.3.0 waits for environment step 12, 38 s
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rollweave.clock import Waiting
+from rollweave.observability.openwork import OpenGroup, OpenWork
+
+SHOWN = 3
+"""Children of a node that are named; the others are counted."""
+
+EPISODE = "episode "
+"""How waits inside an episode begin to say who waits."""
+
+
+@dataclass(slots=True)
+class Node:
+    who: str
+    what: str
+    seconds: float | None
+    because: list[Node] = field(default_factory=list)
+    more: int = 0
+    """Further ones like those in `because`."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def wait_for_graph(waits: Iterable[Waiting], work: OpenWork, now: float) -> list[Node]:
+    """Roots are the waits of the driver; what an episode waits for explains them."""
+    waits = list(waits)
+    inside = {wait.who.removeprefix(EPISODE): wait for wait in waits if wait.who.startswith(EPISODE)}
+    return [_root(wait, work, inside, now) for wait in waits if not wait.who.startswith(EPISODE)]
+
+
+def _root(wait: Waiting, work: OpenWork, inside: Mapping[str, Waiting], now: float) -> Node:
+    node = Node(wait.who, wait.what, wait.seconds)
+    if wait.who == "trainer":
+        groups = _blocking(wait.what, work)
+        node.because = [_group(group, inside, now) for group in groups[:SHOWN]]
+        node.more = max(0, len(groups) - SHOWN)
+    elif "evaluation" in wait.what:
+        episodes = [episode for episode, group in work.playing.items() if group not in work.groups]
+        _explain(node, [_episode(episode, inside, None) for episode in episodes])
+    return node
+
+
+def _blocking(what: str, work: OpenWork) -> list[OpenGroup]:
+    """The group the trainer names, else all that are not complete, oldest first."""
+    named = re.match(r"group (\d+)", what)
+    if named and int(named[1]) in work.groups:
+        return [work.groups[int(named[1])]]
+    return sorted(work.groups.values(), key=lambda group: (group.version, group.id))
+
+
+def _group(group: OpenGroup, inside: Mapping[str, Waiting], now: float) -> Node:
+    playing = len(group.playing)
+    what = f"{playing} episode{'s' if playing != 1 else ''}" if playing else "a free environment"
+    node = Node(f"group {group.id}", what, now - group.admitted)
+    _explain(node, [_episode(episode, inside, now - began) for episode, began in group.playing.items()])
+    return node
+
+
+def _episode(episode: str, inside: Mapping[str, Waiting], playing: float | None) -> Node:
+    """What it waits for where that is known, else for how long it has been playing."""
+    if wait := inside.get(episode):
+        return Node(f"{EPISODE}{episode}", wait.what, wait.seconds)
+    return Node(f"{EPISODE}{episode}", "its end", playing)
+
+
+def _explain(node: Node, children: list[Node]) -> None:
+    children.sort(key=lambda child: -(child.seconds or 0.0))
+    node.because, node.more = children[:SHOWN], max(0, len(children) - SHOWN)
