@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from rollweave.config.training import GRPOAdvantage, PPOLoss, TrainingConfig
+from rollweave.config.advantages import GRPOAdvantage
+from rollweave.config.losses import PPOLoss
+from rollweave.config.training import TrainingConfig
 from rollweave.errors import UntrainableBatch
 from rollweave.policies.forward import fill_rows, load_model, pad_rows, token_logprobs
 from rollweave.tasks import Task
@@ -152,8 +154,8 @@ def test_rows_without_advantage_count_but_are_not_computed(folder: Path, monkeyp
     thrifty, thorough = trainer(folder), trainer(folder)
     monkeypatch.setattr(thorough, "_compute_idle", lambda rows: True)
     passes: list[int] = []
-    plain = thrifty._logprobs
-    monkeypatch.setattr(thrifty, "_logprobs", lambda m, micro: (passes.append(len(micro.tokens)), plain(m, micro))[1])
+    plain = thrifty._forward
+    monkeypatch.setattr(thrifty, "_forward", lambda micro: (passes.append(len(micro.tokens)), plain(micro))[1])
     assert torch.allclose(gradient(thrifty, data), gradient(thorough, data), atol=1e-7)
     assert sum(passes) == 8
 
@@ -206,8 +208,8 @@ def test_entropy_is_pushed_up_by_its_coefficient(folder: Path) -> None:
 
 def test_a_gradient_that_is_not_finite_changes_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     made, untouched = trainer(folder), trainer(folder)
-    broken = made._logprobs
-    made._logprobs = lambda model, micro: tuple(x * math.nan for x in broken(model, micro))  # type: ignore
+    whole = made._forward
+    made._forward = lambda micro: (*(x * math.nan for x in whole(micro)[:2]), None)  # type: ignore
     with caplog.at_level(logging.WARNING):
         metrics = made.train_step(batch())
     assert metrics["grad/skipped"] == 1.0 and "not finite" in caplog.text

@@ -80,4 +80,5 @@ def _empty_section(place: Place) -> dict[str, Any]:
 
 
 def _is_switch(holder: dict[str, Any], override: Override, place: Place) -> bool:
-    return bool(schema.kinds(place.type)) and holder.get("type") != override.value.data
+    current = {**_empty_section(place), **holder}.get("type")
+    return bool(schema.kinds(place.type)) and current != override.value.data

@@ -69,6 +69,9 @@ def _unknown_key(place: Place, root: type[Section]) -> str:
     valid = list(place.section.model_fields) if place.section else []
     if close := nearest(name, valid):
         return f"no such key; did you mean {close}?"
+    if place.section and (types := schema.types_with(root, dotted(place.path))):
+        mine = ", ".join(name for name in valid if name != "type") or "no keys"
+        return f"a key of type {' or '.join(types)} only; type {schema.tag(place.section)} has {mine}"
     if elsewhere := schema.keys_named(root, name):
         return f"no such key here; did you mean {' or '.join(elsewhere[:3])}?"
     return f"no such key; valid keys are {', '.join(valid)}"

@@ -116,12 +116,17 @@ def _item(data: Any, item: str | int) -> Any:
 
 def keys_named(root: type[Section], name: str) -> list[str]:
     """Every place in the schema with a key of this name: helps a key that was put in the wrong section."""
-    return sorted({dotted for dotted in _all_keys(root, "") if dotted.rpartition(".")[2] == name})
+    return sorted({dotted for dotted, _ in _all_keys(root, "") if dotted.rpartition(".")[2] == name})
 
 
-def _all_keys(section: type[Section], prefix: str) -> Iterator[str]:
+def types_with(root: type[Section], dotted: str) -> list[str]:
+    """The types of a section that comes in kinds of which this is a key."""
+    return [tag(section) for key, section in _all_keys(root, "") if key == dotted and "type" in section.model_fields]
+
+
+def _all_keys(section: type[Section], prefix: str) -> Iterator[tuple[str, type[Section]]]:
     for name, field in section.model_fields.items():
-        yield prefix + name
+        yield prefix + name, section
         inner = section_of(field.annotation)
         for option in [inner] if inner else kinds(field.annotation).values():
             yield from _all_keys(option, f"{prefix}{name}.")

@@ -4,46 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from rollweave.config.advantages import AdvantageConfig, GRPOAdvantage
 from rollweave.config.base import Section
-
-
-class GRPOAdvantage(Section):
-    """A member's reward against its group's mean."""
-
-    type: Literal["grpo"] = "grpo"
-    normalise: Literal["std", "none"] = "std"
-    """`std`: divide by the group's standard deviation. `none`: the mean only (Dr. GRPO)."""
-
-    @property
-    def needs_group(self) -> bool:
-        return True
-
-
-class PPOLoss(Section):
-    """Clipped policy gradient."""
-
-    type: Literal["ppo"] = "ppo"
-    denominator: Literal["behaviour", "proximal"] | None = None
-    """What the ratio divides by: `behaviour`, the engine's log-probs of the drawn tokens; `proximal`, the trainer's
-    own before the step. Must be chosen when pipeline.alpha > 0; else `behaviour`."""
-    clip_low: PositiveFloat = 0.2
-    clip_high: PositiveFloat = 0.2
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    """Bounds the loss of tokens with a negative advantage and a huge ratio."""
-    aggregation: Literal["token", "sequence"] = "token"
-    """`token`: every token of the batch weighs the same. `sequence`: every trajectory does."""
-    kl_coefficient: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the KL to the policy the job started from (k3 estimator)."""
-    entropy_coefficient: Annotated[float, Field(ge=0.0)] = 0.0
+from rollweave.config.losses import LossConfig, MismatchConfig, NoMismatch, PPOLoss
 
 
 class TrainingConfig(Section):
     steps: PositiveInt = 100
     """Train steps of the job."""
-    advantage: GRPOAdvantage = GRPOAdvantage()
-    loss: PPOLoss = PPOLoss()
+    advantage: AdvantageConfig = GRPOAdvantage()
+    loss: LossConfig = PPOLoss()
+    mismatch: MismatchConfig = NoMismatch()
+    """What is done about log-probs on which engine and trainer differ."""
     learning_rate: Annotated[float, Field(ge=0.0)] = 1e-4
     """0 trains nothing: a check that weights and log-probs stay put."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -57,3 +31,18 @@ class TrainingConfig(Section):
     """Optimiser updates per train step; all of them make one version."""
     microbatch_tokens: PositiveInt = 8192
     """Padded tokens per forward and backward pass; gradients accumulate over them."""
+
+    @property
+    def needs_before(self) -> bool:
+        """Whether mini-batches after the first look at the log-probs the trainer had before the step."""
+        return self.loss.needs_before or self.mismatch.type != "none"
+
+    @model_validator(mode="after")
+    def _corrected_once(self) -> TrainingConfig:
+        if self.mismatch.type == "weight" and self.loss.weighs_behaviour:
+            fix = " or set loss.denominator to proximal" if self.loss.type != "decoupled_ppo" else ""
+            raise ValueError(
+                f"mismatch.type=weight would correct twice: the {self.loss.type} loss already divides by the engine's "
+                f"log-probs; remove mismatch{fix}"
+            )
+        return self

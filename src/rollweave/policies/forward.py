@@ -87,9 +87,17 @@ def token_logprobs(
 
     Both are of the distribution softmax(logits / temperature), one temperature per token.
     """
-    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
-    hidden = hidden[rows, columns - 1]
-    targets = tokens[rows, columns]
+    return logprobs_at(model, token_states(model, tokens, rows, columns), tokens[rows, columns], temperature)
+
+
+def token_states(model: Any, tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The hidden state that predicts each token at (row, column)."""
+    hidden: Tensor = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+    return hidden[rows, columns - 1]
+
+
+def logprobs_at(model: Any, hidden: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target and the entropy there, from the states that predict them."""
     weight: Tensor = model.get_output_embeddings().weight
     chunk = max(1, LOGITS_AT_ONCE // weight.shape[0])
     if len(targets) <= chunk:

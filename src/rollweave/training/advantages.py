@@ -1,38 +1,107 @@
-"""How much better a member did than its group: GRPO's advantage, one number per trajectory.
+"""How much better a trajectory, or a turn of it, did than expected: what each sampled token is credited with.
 
-A group's members started from the same task, so their mean reward is the baseline. Statistics are over the members
-that are present: one lost to an infrastructure failure is not a zero, it is simply not there. Where all members got
-the same reward there is nothing to compare and the advantages are exactly zero.
+    grpo, rloo        against the other members of its group, who started from the same task
+    reinforce++       against the whole batch
+    gigpo             against the group, plus turn against turn where members faced the same observation
+    gae               against what a value head expected, token by token (`training/gae.py`: it needs the model)
+
+Statistics are over the members that are present: one lost to an infrastructure failure is not a zero, it is simply
+not there. Where all got the same reward there is nothing to compare and the advantages are exactly zero.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
-from rollweave.config.training import GRPOAdvantage
-from rollweave.trajectory import Batch
+from rollweave.config.advantages import (
+    GiGPOAdvantage,
+    GRPOAdvantage,
+    ReinforcePlusAdvantage,
+    RLOOAdvantage,
+)
+from rollweave.training.returns import answer_lengths, turn_returns
+from rollweave.trajectory import Batch, Group
 
 EPSILON = 1e-6
 """Added to the standard deviation, so that tiny differences in reward are not blown up."""
 
+ComparedAdvantage = GRPOAdvantage | RLOOAdvantage | ReinforcePlusAdvantage | GiGPOAdvantage
+"""Those that follow from the rewards alone."""
 
-def group_advantages(rewards: Sequence[float], config: GRPOAdvantage) -> list[float]:
-    """Reward minus the mean, over the population standard deviation if `normalise` is `std`."""
+
+def batch_advantages(batch: Batch, config: ComparedAdvantage) -> list[list[float]]:
+    """Per trajectory, in the batch's canonical order, the advantage of each of its sampled tokens."""
+    if isinstance(config, GiGPOAdvantage):
+        return [tokens for group in batch.groups for tokens in gigpo(group, config)]
+    each = trajectory_advantages([[member.reward for member in group.members] for group in batch.groups], config)
+    return [[a] * trajectory.sampled_tokens for trajectory, a in zip(batch.trajectories(), each, strict=True)]
+
+
+def trajectory_advantages(
+    groups: Sequence[Sequence[float]], config: GRPOAdvantage | RLOOAdvantage | ReinforcePlusAdvantage
+) -> list[float]:
+    """One number per trajectory from the rewards of each group."""
+    match config:
+        case GRPOAdvantage():
+            return [a for rewards in groups for a in standardised(rewards, config.normalise)]
+        case RLOOAdvantage():
+            return [a for rewards in groups for a in leave_one_out(rewards)]
+        case ReinforcePlusAdvantage(baseline="group"):
+            centred = [a for rewards in groups for a in standardised(rewards, "none")]
+            return _scaled(centred, deviation(centred))
+        case ReinforcePlusAdvantage():
+            return standardised([reward for rewards in groups for reward in rewards], "std")
+
+
+def standardised(values: Sequence[float], normalise: str) -> list[float]:
+    """Value minus the mean, over the population standard deviation if `normalise` is `std`."""
+    if min(values) == max(values):
+        return [0.0] * len(values)
+    mean = math.fsum(values) / len(values)
+    centred = [value - mean for value in values]
+    return centred if normalise == "none" else _scaled(centred, deviation(values))
+
+
+def leave_one_out(rewards: Sequence[float]) -> list[float]:
+    """Reward minus the mean of the other members' rewards."""
     if min(rewards) == max(rewards):
         return [0.0] * len(rewards)
-    mean = math.fsum(rewards) / len(rewards)
-    centred = [reward - mean for reward in rewards]
-    if config.normalise == "none":
-        return centred
-    deviation = math.sqrt(math.fsum(c * c for c in centred) / len(centred))
-    return [c / (deviation + EPSILON) for c in centred]
+    total, others = math.fsum(rewards), len(rewards) - 1
+    return [reward - (total - reward) / others for reward in rewards]
 
 
-def batch_advantages(batch: Batch, config: GRPOAdvantage) -> list[float]:
-    """One advantage per trajectory, in the batch's canonical order."""
-    rewards = ([member.reward for member in group.members] for group in batch.groups)
-    return [advantage for group in rewards for advantage in group_advantages(group, config)]
+def gigpo(group: Group, config: GiGPOAdvantage) -> list[list[float]]:
+    """Per member: the episode's advantage in its group, plus omega times that of each turn among its like.
+
+    Two turns of a group are alike if they answer the same observation, token for token, whatever came before it.
+    """
+    episodes = standardised([member.reward for member in group.members], config.normalise)
+    returns = [turn_returns(member, config.gamma) for member in group.members]
+    alike: defaultdict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+    for m, member in enumerate(group.members):
+        for t, turn in enumerate(member.turns):
+            alike[tuple(turn.observation.tokens)].append((m, t))
+    credit = [[episode] * len(member.turns) for episode, member in zip(episodes, group.members, strict=True)]
+    for places in alike.values():
+        steps = standardised([returns[m][t] for m, t in places], config.normalise)
+        for (m, t), step in zip(places, steps, strict=True):
+            credit[m][t] += config.omega * step
+    return [
+        [turn for turn, length in zip(turns, answer_lengths(member), strict=True) for _ in range(length)]
+        for turns, member in zip(credit, group.members, strict=True)
+    ]
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The population standard deviation."""
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def _scaled(centred: Sequence[float], by: float) -> list[float]:
+    return [value / (by + EPSILON) for value in centred]
 
 
 def zero_share(batch: Batch) -> float:

@@ -27,7 +27,6 @@ class StepRecord:
     def metrics(self, version: int) -> Metrics:
         weight, versions = self._flat("weight"), self._flat("versions")
         policy, kl, entropy = (self._losses(name) for name in ("policy", "kl", "entropy"))
-        ratio, clipped = self._losses("ratio"), self._losses("clipped")
         known = [(micro, before) for micro, _, before in self.passes if before is not None]
         before = torch.cat([before for _, before in known])
         drawn = torch.cat([micro.behaviour for micro, _ in known])
@@ -39,12 +38,25 @@ class StepRecord:
             "grad/norm": sum(self.norms) / max(1, len(self.norms)),
             "grad/skipped": float(self.skipped),
             **off_policy(before, drawn),
-            "offpolicy/clip_fraction": float(clipped.float().mean()),
-            "offpolicy/uncorrected": float(bool((versions < version).any()) and bool((ratio == 1.0).all())),
+            "offpolicy/clip_fraction": float(self._losses("clipped").float().mean()),
+            "offpolicy/uncorrected": uncorrected(self._losses("corrected_by"), versions, version),
             **logprob_gap(before, drawn, drawn_by, version),
+            **self._mismatch(),
+            **self._value(weight),
         }
         # A skipped update has infinities in its losses; a metrics file must stay readable. `grad/skipped` tells.
         return {name: value if math.isfinite(value) else 0.0 for name, value in found.items()}
+
+    def _mismatch(self) -> Metrics:
+        found = [loss.mismatch for _, loss, _ in self.passes if loss.mismatch is not None]
+        if not found:
+            return {}
+        factor, cut = (torch.cat([getattr(each, name) for each in found]) for name in ("factor", "cut"))
+        return {"mismatch/factor_mean": float(factor.mean()), "mismatch/cut_share": float(cut.float().mean())}
+
+    def _value(self, weight: Tensor) -> Metrics:
+        found = [loss.value for _, loss, _ in self.passes if loss.value is not None]
+        return {"loss/value": float((weight * torch.cat(found)).sum() / weight.sum())} if found else {}
 
     def _flat(self, name: str) -> Tensor:
         return torch.cat([getattr(micro, name) for micro, _, _ in self.passes])
@@ -68,11 +80,19 @@ def off_policy(before: Tensor, behaviour: Tensor) -> Metrics:
     }
 
 
+def uncorrected(corrected_by: Tensor, versions: Tensor, current: int) -> float:
+    """1 if there are stale tokens and nothing tells them from fresh ones: every ratio and weight is exactly 1."""
+    stale = versions < current
+    return float(bool(stale.any()) and bool((corrected_by[stale] == 1.0).all()))
+
+
 def logprob_gap(before: Tensor, behaviour: Tensor, versions: Tensor, current: int) -> Metrics:
-    """Mean |trainer - engine| log-prob on tokens of the current version; nothing if the batch has none.
+    """Mean and largest |trainer - engine| log-prob on tokens of the current version; nothing if the batch has none.
 
     On those the two should agree to rounding; a gap means that engine and trainer compute different models. On older
     tokens they differ because the policy has moved, which says nothing about the engine.
     """
-    fresh = versions == current
-    return {"mismatch/logprob_gap": float((before - behaviour).abs()[fresh].mean())} if bool(fresh.any()) else {}
+    gaps = (before - behaviour).abs()[versions == current]
+    if not len(gaps):
+        return {}
+    return {"mismatch/logprob_gap": float(gaps.mean()), "mismatch/logprob_gap_max": float(gaps.max())}

@@ -1,4 +1,6 @@
-"""The policy loss, token by token, on tensors of one dimension (the sampled tokens of a micro-batch).
+"""The loss of a train step, token by token, on tensors of one dimension (the sampled tokens of a micro-batch).
+
+    loss = mismatch factor x policy objective + KL + entropy (+ value)
 
 **Like with like.** A ratio compares two probabilities of the same kind. If the engine only scaled by a temperature,
 both sides are log-probs of softmax(logits / temperature). If top-p or top-k cut the support (or the draw was greedy),
@@ -17,15 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rollweave.config.training import PPOLoss
-
-MAX_LOG_RATIO = 20.0
-"""Beyond it the ratio is held (5e8): far outside any clip, and an infinite one would make the gradient NaN."""
+from rollweave.config.losses import Aggregation, Loss
+from rollweave.training.mismatch import Correction
+from rollweave.training.objectives import Objective
 
 
 @dataclass(slots=True)
@@ -35,12 +35,20 @@ class TokenLoss:
     policy: Tensor
     kl: Tensor
     entropy: Tensor
-    ratio: Tensor
+    corrected_by: Tensor
+    """Everything that tells the draw from an on-policy one: the ratio, times the mismatch weight if there is one."""
     clipped: Tensor
-    """Where the clip (or the dual clip) stopped the gradient."""
+    """Where the objective's own bound stopped the gradient or cut the weight."""
+    mismatch: Correction | None = None
+    value: Tensor | None = None
+
+    def detached(self) -> TokenLoss:
+        value = None if self.value is None else self.value.detach()
+        kept = (self.corrected_by, self.clipped, self.mismatch, value)
+        return TokenLoss(self.policy.detach(), self.kl.detach(), self.entropy.detach(), *kept)
 
 
-def token_weights(sampled: Sequence[int], aggregation: Literal["token", "sequence"]) -> list[float]:
+def token_weights(sampled: Sequence[int], aggregation: Aggregation) -> list[float]:
     """The weight of each token of each trajectory, given the trajectories' sampled lengths in the mini-batch.
 
     `token`: every token the same. `sequence`: every trajectory the same, shared out over its tokens.
@@ -50,19 +58,22 @@ def token_weights(sampled: Sequence[int], aggregation: Literal["token", "sequenc
     return [1.0 / (len(sampled) * length) for length in sampled]
 
 
-def ppo_loss(
-    new: Tensor, old: Tensor, advantage: Tensor, entropy: Tensor, reference: Tensor | None, config: PPOLoss
+def token_loss(
+    policy: Objective, mismatch: Correction | None, new: Tensor, entropy: Tensor, reference: Tensor | None
 ) -> TokenLoss:
-    """The clipped surrogate of new against old, KL to the reference, entropy; gradients flow to `new` and `entropy`."""
-    ratio = torch.exp((new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-    surrogate, clipped = _clipped_surrogate(ratio, advantage, config)
+    """The terms put together; gradients flow through the objective, `new` and `entropy`."""
     kl = torch.zeros_like(new) if reference is None else k3(new, reference)
-    return TokenLoss(-surrogate, kl, entropy, ratio.detach(), clipped)
+    if mismatch is None:
+        return TokenLoss(policy.loss, kl, entropy, policy.ratio, policy.clipped)
+    corrected_by = policy.ratio * mismatch.factor if mismatch.weighs else policy.ratio
+    return TokenLoss(policy.loss * mismatch.factor, kl, entropy, corrected_by, policy.clipped, mismatch)
 
 
-def total(loss: TokenLoss, weight: Tensor, config: PPOLoss) -> Tensor:
+def total(loss: TokenLoss, weight: Tensor, config: Loss, value_coefficient: float = 0.0) -> Tensor:
     """The scalar to differentiate: this micro-batch's share of the mini-batch's loss."""
     terms = loss.policy + config.kl_coefficient * loss.kl - config.entropy_coefficient * loss.entropy
+    if loss.value is not None:
+        terms = terms + value_coefficient * loss.value
     return (weight * terms).sum()
 
 
@@ -70,16 +81,3 @@ def k3(new: Tensor, reference: Tensor) -> Tensor:
     """The low-variance, never negative estimate of KL(new || reference) from tokens drawn from new."""
     gap = reference - new
     return torch.exp(gap) - gap - 1.0
-
-
-def _clipped_surrogate(ratio: Tensor, advantage: Tensor, config: PPOLoss) -> tuple[Tensor, Tensor]:
-    plain = ratio * advantage
-    bounded = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high) * advantage
-    surrogate = torch.minimum(plain, bounded)
-    clipped = bounded < plain
-    if config.dual_clip is not None:
-        floor = config.dual_clip * advantage
-        too_low = (advantage < 0) & (surrogate < floor)
-        surrogate = torch.where(too_low, floor, surrogate)
-        clipped = clipped | too_low
-    return surrogate, clipped.detach()

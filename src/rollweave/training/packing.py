@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -23,32 +24,47 @@ class Row:
 
     tokens: list[int]
     group: int
-    advantage: float
     columns: list[int] = field(default_factory=list)
     behaviour: list[float] = field(default_factory=list)
     temperature: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+    """Which segment each token is of, from 0: the tokens of one answer that one version drew."""
+    advantage: list[float] = field(default_factory=list)
+    before: list[float] | None = None
+    """The trainer's own log-probs before the step, if somebody will ask for them."""
+    values: list[float] | None = None
+    """What the value head expected before the step, if there is one; then also the returns it should have."""
+    returns: list[float] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to learn from it."""
+        return not any(self.advantage)
 
 
 @dataclass(slots=True)
 class MicroBatch:
     """One forward and backward pass. `tokens` is padded; everything else is flat, per sampled token."""
 
+    members: list[Row]
     tokens: Tensor
     rows: Tensor
     columns: Tensor
     behaviour: Tensor
     temperature: Tensor
     versions: Tensor
+    segments: Tensor
     advantage: Tensor
     weight: Tensor
-    before: Tensor | None = None
-    """The trainer's own log-probs before the step; None: those of the pass itself, nothing having moved yet."""
+    before: Tensor | None
+    values: Tensor | None
+    returns: Tensor | None
 
 
-def rows_of(batch: Batch, advantages: Sequence[float]) -> list[Row]:
-    """The batch's trajectories in canonical order."""
-    return [_row(trajectory, a) for trajectory, a in zip(batch.trajectories(), advantages, strict=True)]
+def rows_of(batch: Batch) -> list[Row]:
+    """The batch's trajectories in canonical order, their advantages still to be given."""
+    return [_row(trajectory) for trajectory in batch.trajectories()]
 
 
 def micro_batches(rows: Sequence[Row], weights: Sequence[float], budget: int) -> list[MicroBatch]:
@@ -57,19 +73,33 @@ def micro_batches(rows: Sequence[Row], weights: Sequence[float], budget: int) ->
     return [_micro_batch([rows[i] for i in indices], [weights[i] for i in indices]) for indices in plan]
 
 
-def _row(trajectory: Trajectory, advantage: float) -> Row:
-    row = Row([], trajectory.group, advantage)
-    for span in trajectory.spans():
-        if span.version is not None:
-            if not row.tokens:
-                raise UntrainableBatch(f"trajectory {trajectory.id} begins with a sampled token: nothing predicts it")
-            row.columns.extend(range(len(row.tokens), len(row.tokens) + len(span.tokens)))
-            logprobs, temperature = _comparable(span)
-            row.behaviour.extend(logprobs)
-            row.temperature.extend([temperature] * len(span.tokens))
-            row.versions.extend([span.version] * len(span.tokens))
-        row.tokens.extend(span.tokens)
+def _row(trajectory: Trajectory) -> Row:
+    row = Row([], trajectory.group)
+    last: tuple[int, int] | None = None
+    for number, turn in enumerate(trajectory.turns):
+        row.tokens.extend(turn.observation.tokens)
+        for span in turn.answer:
+            if span.version is not None and span.tokens:
+                if not row.tokens:
+                    raise UntrainableBatch(
+                        f"trajectory {trajectory.id} begins with a sampled token: nothing predicts it"
+                    )
+                _append(row, span, span.version, starts=(number, span.version) != last)
+                last = number, span.version
+            row.tokens.extend(span.tokens)
     return row
+
+
+def _append(row: Row, span: Span, version: int, *, starts: bool) -> None:
+    """The data of a sampled span's tokens; `starts`: it is not the continuation of the segment before."""
+    length = len(span.tokens)
+    logprobs, temperature = _comparable(span)
+    segment = (row.segments[-1] + starts) if row.segments else 0
+    row.columns.extend(range(len(row.tokens), len(row.tokens) + length))
+    row.behaviour.extend(logprobs)
+    row.temperature.extend([temperature] * length)
+    row.versions.extend([version] * length)
+    row.segments.extend([segment] * length)
 
 
 def _comparable(span: Span) -> tuple[list[float], float]:
@@ -88,19 +118,25 @@ def cuts_support(transform: Transform) -> bool:
 def _micro_batch(rows: list[Row], weights: list[float]) -> MicroBatch:
     counts = torch.tensor([len(row.columns) for row in rows])
 
-    def flat(values: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
-        return torch.tensor([value for row in values for value in row], dtype=dtype)
+    def flat(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor([value for row in rows for value in getattr(row, name)], dtype=dtype)
 
-    def spread(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
+    def known(name: str) -> Tensor | None:
+        return None if any(getattr(row, name) is None for row in rows) else flat(name)
 
+    firsts = torch.tensor([0, *accumulate(row.segments[-1] + 1 for row in rows)][:-1])
     return MicroBatch(
+        members=rows,
         tokens=pad_rows([row.tokens for row in rows]),
         rows=torch.arange(len(rows)).repeat_interleave(counts),
-        columns=flat([row.columns for row in rows], torch.long),
-        behaviour=flat([row.behaviour for row in rows], torch.float32),
-        temperature=flat([row.temperature for row in rows], torch.float32),
-        versions=flat([row.versions for row in rows], torch.long),
-        advantage=spread([row.advantage for row in rows]),
-        weight=spread(weights),
+        columns=flat("columns", torch.long),
+        behaviour=flat("behaviour"),
+        temperature=flat("temperature"),
+        versions=flat("versions", torch.long),
+        segments=flat("segments", torch.long) + firsts.repeat_interleave(counts),
+        advantage=flat("advantage"),
+        weight=torch.tensor(weights, dtype=torch.float32).repeat_interleave(counts),
+        before=known("before"),
+        values=known("values"),
+        returns=known("returns"),
     )

@@ -1,10 +1,10 @@
 """The torch trainer: one process, synchronous, float32. Version n and a batch become version n + 1.
 
-    check → advantages → rows → mini-batches (one optimiser update each) → micro-batches (accumulated)
+    check → rows → advantages → mini-batches (one optimiser update each) → micro-batches (accumulated)
 
 Nothing in here is random but the shuffling into mini-batches, which derives from (seed, version), and the learning
-rate is a function of the version: a checkpoint holds weights, optimiser moments and the version, and continuing from
-it repeats the very same arithmetic.
+rate is a function of the version: a checkpoint holds weights, optimiser moments and the version (and the value head,
+if the advantages have one), and continuing from it repeats the very same arithmetic.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rollweave.config.advantages import GAEAdvantage
 from rollweave.config.training import TrainingConfig
 from rollweave.errors import RunFolderError
-from rollweave.policies.forward import load_model, save_model, token_logprobs
+from rollweave.policies.forward import load_model, logprobs_at, save_model, token_logprobs, token_states
 from rollweave.seeds import generator
 from rollweave.training import checkpoint
 from rollweave.training.advantages import batch_advantages, zero_share
 from rollweave.training.diagnostics import StepRecord
-from rollweave.training.losses import TokenLoss, ppo_loss, token_weights, total
+from rollweave.training.gae import credit, value_head, value_loss
+from rollweave.training.losses import TokenLoss, token_loss, token_weights, total
+from rollweave.training.mismatch import correction
+from rollweave.training.objectives import Draws, objective
 from rollweave.training.packing import MicroBatch, Row, micro_batches, rows_of
 from rollweave.training.protocol import Metrics
 from rollweave.training.schedule import learning_rate
@@ -51,17 +55,16 @@ class TorchTrainer:
     def train_step(self, batch: Batch) -> Metrics:
         """One train step with all its mini-batches. Refuses a batch that was not honestly sampled."""
         batch.check()
-        rows = rows_of(batch, batch_advantages(batch, self.config.advantage))
+        rows = rows_of(batch)
+        foreseen = self._credit(batch, rows)
         minibatches = self._minibatches(rows)
         rate = self._set_learning_rate()
         record = StepRecord()
-        if self.config.loss.denominator == "proximal" and len(minibatches) > 1:
-            self._recompute(minibatches)
         for number, passes in enumerate(minibatches):
             for micro in passes:
                 self._accumulate(micro, record, untouched=number == 0)
             self._update(record)
-        metrics = record.metrics(self.version)
+        metrics = record.metrics(self.version) | foreseen
         self._warn(metrics)
         self.version += 1
         return metrics | {
@@ -70,6 +73,16 @@ class TorchTrainer:
             "advantage/zero_share": zero_share(batch),
         }
 
+    def _credit(self, batch: Batch, rows: list[Row]) -> Metrics:
+        """Give every row its advantages; says how well the value head foresaw the returns, if there is one."""
+        config = self.config.advantage
+        if isinstance(config, GAEAdvantage):
+            self._look(rows)
+            return credit(rows, batch, config)
+        for row, advantage in zip(rows, batch_advantages(batch, config), strict=True):
+            row.advantage = advantage
+        return {}
+
     def _minibatches(self, rows: list[Row]) -> list[list[MicroBatch]]:
         """Mini-batches as lists of passes. Every row counts in the denominators; idle ones are not computed."""
         groups = list(dict.fromkeys(row.group for row in rows))
@@ -77,55 +90,74 @@ class TorchTrainer:
         idle_too = self._compute_idle(rows)
         if count > 1:
             groups = generator(self.seed, "minibatches", self.version).sample(groups, len(groups))
+            if self.config.needs_before and rows[0].before is None:
+                self._look([row for row in rows if idle_too or not row.idle])
         # Whole groups: within one, advantages add up to zero, and a mini-batch should not be pulled off that.
         shares = [set(groups[i::count]) for i in range(count)]
-        return [self._passes([row for row in rows if row.group in share], idle_too) for share in shares]
+        passes = [self._passes([row for row in rows if row.group in share], idle_too) for share in shares]
+        # The first one shows the policy before the step, so it must not be one without anything to compute.
+        return sorted(passes, key=lambda minibatch: not minibatch)
 
     def _passes(self, rows: list[Row], idle_too: bool) -> list[MicroBatch]:
         weights = token_weights([len(row.columns) for row in rows], self.config.loss.aggregation)
-        chosen = [(row, weight) for row, weight in zip(rows, weights, strict=True) if row.advantage or idle_too]
+        chosen = [(row, weight) for row, weight in zip(rows, weights, strict=True) if idle_too or not row.idle]
         return micro_batches([r for r, _ in chosen], [w for _, w in chosen], self.config.microbatch_tokens)
 
     def _compute_idle(self, rows: list[Row]) -> bool:
-        """Whether rows without advantage are computed: for KL or entropy, which they do move.
+        """Whether rows without advantage are computed: for a part of the loss that moves them too.
 
         Also if there are no others: the step's metrics want something to look at.
         """
-        loss = self.config.loss
-        return loss.kl_coefficient > 0 or loss.entropy_coefficient > 0 or not any(row.advantage for row in rows)
+        return self.config.loss.moves_idle_rows or self.head is not None or all(row.idle for row in rows)
 
     @torch.no_grad()
-    def _recompute(self, minibatches: list[list[MicroBatch]]) -> None:
-        for passes in minibatches:
-            for micro in passes:
-                micro.before, _ = self._logprobs(self.model, micro)
+    def _look(self, rows: list[Row]) -> None:
+        """Keep with the rows what the policy says of them before the step: log-probs, and values if there is a head."""
+        for micro in micro_batches(rows, [0.0] * len(rows), self.config.microbatch_tokens):
+            logprobs, _, values = self._forward(micro)
+            lengths = [len(row.columns) for row in micro.members]
+            for row, part in zip(micro.members, torch.split(logprobs, lengths), strict=True):
+                row.before = part.tolist()
+            if values is not None:
+                for row, part in zip(micro.members, torch.split(values, lengths), strict=True):
+                    row.values = part.tolist()
 
     def _accumulate(self, micro: MicroBatch, record: StepRecord, untouched: bool) -> None:
         """Forward and backward of one pass; gradients add up to the mini-batch's.
 
         `untouched`: no update of this step has happened yet, so the pass itself sees the policy before the step.
         """
-        config = self.config.loss
-        new, entropy = self._logprobs(self.model, micro)
+        new, entropy, values = self._forward(micro)
         before = new.detach() if untouched else micro.before
-        if config.denominator == "proximal":
-            assert before is not None, "recomputed at the start of the step"
-            old = before
-        else:
-            old = micro.behaviour
+        loss = self._loss(micro, new, before, entropy)
+        coefficient = 0.0
+        if isinstance(self.config.advantage, GAEAdvantage):
+            assert values is not None and micro.values is not None and micro.returns is not None, "see _credit"
+            loss.value = value_loss(values, micro.values, micro.returns, self.config.advantage.value_clip)
+            coefficient = self.config.advantage.value_coefficient
+        total(loss, micro.weight, self.config.loss, coefficient).backward()  # type: ignore[no-untyped-call]
+        record.passes.append((micro, loss.detached(), before))
+
+    def _loss(self, micro: MicroBatch, new: Tensor, before: Tensor | None, entropy: Tensor) -> TokenLoss:
+        config = self.config.loss
+        policy = objective(Draws(new, micro.behaviour, before, micro.advantage, micro.rows), config)
+        mismatch = correction(before, micro.behaviour, micro.rows, micro.segments, self.config.mismatch)
         if config.entropy_coefficient == 0:
             entropy = entropy.detach()
-        loss = ppo_loss(new, old, micro.advantage, entropy, self._reference_logprobs(micro), config)
-        total(loss, micro.weight, config).backward()  # type: ignore[no-untyped-call]
-        record.passes.append((micro, _detached(loss), before))
+        return token_loss(policy, mismatch, new, entropy, self._reference_logprobs(micro))
 
-    @staticmethod
-    def _logprobs(model: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        return token_logprobs(model, micro.tokens, micro.rows, micro.columns, micro.temperature)
+    def _forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of every sampled token: its log-prob, the entropy and, with a head, the value of the state before it."""
+        states = token_states(self.model, micro.tokens, micro.rows, micro.columns)
+        targets = micro.tokens[micro.rows, micro.columns]
+        values = None if self.head is None else self.head(states).squeeze(-1)
+        return *logprobs_at(self.model, states, targets, micro.temperature), values
 
     @torch.no_grad()
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor | None:
-        return None if self.reference is None else self._logprobs(self.reference, micro)[0]
+        if self.reference is None:
+            return None
+        return token_logprobs(self.reference, micro.tokens, micro.rows, micro.columns, micro.temperature)[0]
 
     def _update(self, record: StepRecord) -> None:
         """One optimiser update from the gradients accumulated; skipped if they are not finite."""
@@ -149,9 +181,14 @@ class TorchTrainer:
             total=config.steps,
             final_share=config.final_learning_rate_share,
         )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for group, factor in zip(self.optimizer.param_groups, self._rate_factors(), strict=True):
+            group["lr"] = rate * factor
         return rate
+
+    def _rate_factors(self) -> list[float]:
+        """Of the policy's learning rate: for the policy, and for the value head if there is one."""
+        advantage = self.config.advantage
+        return [1.0, advantage.value_learning_rate_factor] if isinstance(advantage, GAEAdvantage) else [1.0]
 
     def _warn(self, metrics: Metrics) -> None:
         if metrics["grad/skipped"]:
@@ -178,31 +215,41 @@ class TorchTrainer:
     def _fill(self, folder: Path) -> None:
         save_model(self.model, self.tokenizer, folder)
         (folder / STATE).parent.mkdir()
+        state = {"version": self.version, "optimizer": self.optimizer.state_dict()}
+        if self.head is not None:
+            state["value_head"] = self.head.state_dict()
         with (folder / STATE).open("wb") as file:
-            torch.save({"version": self.version, "optimizer": self.optimizer.state_dict()}, file)
+            torch.save(state, file)
 
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint: the next step is bit for bit the one that would have followed."""
         if not (folder / STATE).is_file():
             raise RunFolderError(f"{folder} is not a checkpoint to resume from: it lacks {STATE}")
         state = torch.load(folder / STATE, weights_only=True)
+        if ("value_head" in state) != (self.head is not None):
+            here, there = ("a", "no") if self.head is not None else ("no", "a")
+            raise RunFolderError(
+                f"{folder} holds {there} value head, but {self.config.advantage.type} advantages have {here} one: "
+                "continue with the training.advantage.type the run was started with"
+            )
         self._use(load_model(folder))
+        if self.head is not None:
+            self.head.load_state_dict(state["value_head"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.version = state["version"]
 
     def _use(self, model: Any) -> None:
         self.model = model
-        self.parameters: list[Tensor] = list(model.parameters())
+        gae = isinstance(self.config.advantage, GAEAdvantage)
+        self.head = value_head(model.config.hidden_size) if gae else None
+        modules = [model] if self.head is None else [model, self.head]
+        self.parameters: list[Tensor] = [parameter for module in modules for parameter in module.parameters()]
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer = torch.optim.AdamW(
-            self.parameters,
+            [{"params": list(module.parameters())} for module in modules],
             lr=self.config.learning_rate,
             betas=self.config.betas,
             weight_decay=self.config.weight_decay,
             fused=True,
         )
-
-
-def _detached(loss: TokenLoss) -> TokenLoss:
-    return TokenLoss(loss.policy.detach(), loss.kl.detach(), loss.entropy.detach(), loss.ratio, loss.clipped)

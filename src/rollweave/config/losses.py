@@ -1,0 +1,194 @@
+"""`training.loss` and `training.mismatch`: what a train step minimises. `docs/losses.md` has the formulas."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from rollweave.config.base import Section, usual_type
+
+Aggregation = Literal["token", "sequence"]
+
+
+class Loss(Section):
+    """What every loss has."""
+
+    type: str
+    aggregation: Aggregation = "token"
+    """`token`: every token of the batch weighs the same. `sequence`: every trajectory does."""
+    kl_coefficient: NonNegativeFloat = 0.0
+    """Weight of the KL to the policy the job started from (k3 estimator)."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+
+    @property
+    def undecided(self) -> bool:
+        """Whether stale data would be trained without anybody having said what its ratio divides by."""
+        return False
+
+    @property
+    def needs_before(self) -> bool:
+        """Whether it looks at the trainer's own log-probs from before the step."""
+        return False
+
+    @property
+    def weighs_behaviour(self) -> bool:
+        """Whether its weights already hold the factor from the engine's draw to the trainer's policy."""
+        return False
+
+    @property
+    def moves_idle_rows(self) -> bool:
+        """Whether tokens without advantage have a gradient too."""
+        return self.kl_coefficient > 0 or self.entropy_coefficient > 0
+
+
+class RatioLoss(Loss):
+    """A loss with one ratio, whose denominator is a choice."""
+
+    denominator: Literal["behaviour", "proximal"] | None = None
+    """What the ratio divides by: `behaviour`, the engine's log-probs of the drawn tokens; `proximal`, the trainer's
+    own before the step. Must be chosen when pipeline.alpha > 0; else `behaviour`."""
+
+    @property
+    def undecided(self) -> bool:
+        return self.denominator is None
+
+    @property
+    def needs_before(self) -> bool:
+        return self.denominator == "proximal"
+
+    @property
+    def weighs_behaviour(self) -> bool:
+        return self.denominator != "proximal"
+
+
+class PPOLoss(RatioLoss):
+    """Clipped policy gradient."""
+
+    type: Literal["ppo"] = "ppo"
+    clip_low: PositiveFloat = 0.2
+    clip_high: PositiveFloat = 0.2
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Bounds the loss of tokens with a negative advantage and a huge ratio."""
+
+
+class DecoupledPPOLoss(Loss):
+    """Clips against the policy before the step, and weighs by how likely the draw had become by then."""
+
+    type: Literal["decoupled_ppo"] = "decoupled_ppo"
+    clip_low: PositiveFloat = 0.2
+    clip_high: PositiveFloat = 0.2
+    weight_cap: PositiveFloat | None = 5.0
+    """Largest weight of a token; none: as in the paper, without a bound."""
+
+    @property
+    def needs_before(self) -> bool:
+        return True
+
+    @property
+    def weighs_behaviour(self) -> bool:
+        return True
+
+
+class TISLoss(RatioLoss):
+    """Policy gradient with a truncated importance weight."""
+
+    type: Literal["tis"] = "tis"
+    weight_low: NonNegativeFloat = 0.0
+    weight_high: PositiveFloat = 1.0
+    """The weight is the ratio, held between these two."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> TISLoss:
+        if self.weight_low > self.weight_high:
+            raise ValueError(
+                f"weight_low is {self.weight_low:g}, above weight_high {self.weight_high:g}: no weight lies between; "
+                "lower weight_low"
+            )
+        return self
+
+
+class CISPOLoss(RatioLoss):
+    """Policy gradient with an importance weight clipped around 1: every token keeps some gradient."""
+
+    type: Literal["cispo"] = "cispo"
+    clip_low: PositiveFloat = 0.1
+    clip_high: PositiveFloat = 0.1
+    unified_mask: bool = False
+    """Drop the tokens that PPO would clip, instead of only bounding their weight."""
+
+
+class TOPRLoss(RatioLoss):
+    """Good tokens as they are, bad ones with an importance weight of at most 1."""
+
+    type: Literal["topr"] = "topr"
+    positive_weight: NonNegativeFloat = 1.0
+    negative_weight: NonNegativeFloat = 1.0
+    """Other than 1 and 1: weighted TOPR."""
+
+
+class GSPOLoss(RatioLoss):
+    """PPO's clip on the ratio of whole trajectories (the geometric mean over their tokens)."""
+
+    type: Literal["gspo"] = "gspo"
+    aggregation: Aggregation = "sequence"
+    """`sequence`: every trajectory weighs the same, as in the paper. `token`: as long as it is."""
+    clip_low: PositiveFloat = 3e-4
+    clip_high: PositiveFloat = 4e-4
+    """Small, because a mean over many tokens hardly moves."""
+
+
+class KimiLoss(RatioLoss):
+    """Policy gradient without weights, held near the old policy by a squared log-ratio (Kimi k1.5)."""
+
+    type: Literal["kimi"] = "kimi"
+    tau: PositiveFloat = 0.1
+    """Strength of the squared log-ratio."""
+
+    @property
+    def weighs_behaviour(self) -> bool:
+        return False
+
+    @property
+    def moves_idle_rows(self) -> bool:
+        return True
+
+
+LossConfig = Annotated[
+    PPOLoss | DecoupledPPOLoss | TISLoss | CISPOLoss | TOPRLoss | GSPOLoss | KimiLoss,
+    Field(discriminator="type"),
+    usual_type("ppo"),
+]
+
+Level = Literal["token", "segment", "geometric", "sequence"]
+
+
+class NoMismatch(Section):
+    """Engine and trainer are taken to agree."""
+
+    type: Literal["none"] = "none"
+
+
+class MismatchWeight(Section):
+    """Weigh the policy loss by exp(trainer's log-prob before the step - engine's), truncated, without gradient."""
+
+    type: Literal["weight"] = "weight"
+    level: Level = "token"
+    """Over what the log-probs are taken together: `token`, none; `segment`, the mean over an answer of one version;
+    `geometric`, the mean over the trajectory; `sequence`, the sum over it."""
+    upper: PositiveFloat = 1.2
+    """Larger weights are cut to this."""
+
+
+class MismatchMask(Section):
+    """Leave out of the policy loss what engine and trainer disagree on too much."""
+
+    type: Literal["mask"] = "mask"
+    level: Level = "token"
+    """As for `weight`."""
+    lower: Annotated[float, Field(ge=0.0, le=1.0)] = 0.8
+    upper: Annotated[float, Field(ge=1.0)] = 1.2
+    """Tokens whose weight would lie outside are left out."""
+
+
+MismatchConfig = Annotated[NoMismatch | MismatchWeight | MismatchMask, Field(discriminator="type")]
