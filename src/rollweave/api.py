@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollweave.config.job import Job
 from rollweave.config.load import parse_job
 from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
 from rollweave.errors import ConfigError
@@ -57,6 +56,7 @@ def train(
     reward: Reward | Sequence[Reward] = (),
     *,
     out: str | Path | None = None,
+    resume: bool = False,
     **sections: Any,
 ) -> Run:
     """Train a policy in an environment and return the finished run.
@@ -65,6 +65,7 @@ def train(
     model    "tiny", "smollm2-135m", a Hugging Face folder, or a section of a job file
     reward   a function of a Trajectory, "file.py:function", or several; added to the environment's rewards
     out      the run folder (default: a new one in runs/)
+    resume   go on with the run in `out`, if there is one, from its newest whole checkpoint
     sections other sections of a job file: rollout={"group_size": 8}, training={"steps": 50}, runtime={"type": "inline"}
     """
     if taken := sections.keys() & {"model", "environment", "rewards"}:
@@ -81,7 +82,7 @@ def train(
         environments=EnvironmentFactory({"python": ObjectMaker(env)}) if callable(env) else None,
         rewards=tuple(NamedReward(f.__name__, f, 1.0, f.__qualname__) for f in rewards if callable(f)),
     )
-    return Run(_outside_any_loop(job, Path(out) if out else None, given))
+    return Run(_outside_any_loop(lambda: train_job(job, Path(out) if out else None, given, resume)))
 
 
 def _environment(env: Any) -> Any:
@@ -109,11 +110,11 @@ def _merged(defaults: Any, given: Any) -> dict[str, Any]:
     return result
 
 
-def _outside_any_loop(job: Job, out: Path | None, given: Given) -> Path:
+def _outside_any_loop(run: Callable[[], Path]) -> Path:
     """A notebook has a running event loop of its own; then the run gets a thread of its own."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return train_job(job, out, given)
+        return run()
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(train_job, job, out, given).result()
+        return thread.submit(run).result()

@@ -1,20 +1,28 @@
-"""The run folder: what a run leaves behind, and never two runs in one.
+"""The run folder: what a run leaves behind, and never two processes in one.
 
 config.yaml          the resolved job, loadable again
 policy/              the policy the run started from, if it was made for it
 metrics.jsonl        one object a step          events.jsonl        every decision
 trajectories.jsonl   sampled transcripts        tensorboard/        the metrics again
-checkpoints/step-N/  a Hugging Face folder plus state/
+checkpoints/step-N/  a Hugging Face folder plus state/ to continue from
 logs/                one file per worker        summary.json        how it ended
-report.html          the page to look at
+report.html          the page to look at        lock                who works in it
+events.undone.jsonl  events of steps that a resume did again
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rollweave.config.job import Job
+from rollweave.config.load import dump_job, load_job
 from rollweave.config.plan import save_resolved
 from rollweave.errors import RunFolderError
 
@@ -22,9 +30,12 @@ from rollweave.errors import RunFolderError
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config = path / "config.yaml"
         self.policy = path / "policy"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
+        self.events = path / "events.jsonl"
+        self.summary = path / "summary.json"
         self.report = path / "report.html"
 
     @classmethod
@@ -34,18 +45,66 @@ class RunFolder:
         if chosen.is_file() or (chosen.is_dir() and any(chosen.iterdir())):
             raise RunFolderError(
                 f"{chosen} already holds a run (or other files), and a run is never overwritten; "
-                "name another folder with --out"
+                "name another folder with --out, or go on with that run: rollweave train --resume "
+                f"{chosen}"
             )
         return cls(chosen)
 
     def create(self, job: Job) -> None:
         """Make it, with the resolved job in it."""
         save_resolved(job, self.path)
-        self.checkpoints.mkdir()
-        self.logs.mkdir()
+        self._make_folders()
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         if not (path / "config.yaml").is_file():
             raise RunFolderError(f"{path} is not a run folder: it has no config.yaml; name one that `train` made")
-        return cls(path)
+        folder = cls(path)
+        folder._make_folders()
+        return folder
+
+    @staticmethod
+    def holds_run(path: Path) -> bool:
+        return (path / "config.yaml").is_file()
+
+    def job(self) -> Job:
+        return load_job(self.config)
+
+    def replace_job(self, job: Job) -> None:
+        """The run goes on with another job; in one move, so that a reader sees one or the other."""
+        partial = self.config.with_suffix(".yaml.partial")
+        try:
+            partial.write_text(dump_job(job), encoding="utf-8")
+            os.replace(partial, self.config)
+        except OSError as error:
+            raise RunFolderError(f"{self.config}: cannot be written: {error.strerror}") from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone in the folder while the block runs. The lock dies with its process, however that ends."""
+        path = self.path / "lock"
+        with path.open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunFolderError(f"{self.path} is in use by {_owner(path)}; wait for it or end it first") from None
+            file.truncate(0)
+            json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def _make_folders(self) -> None:
+        """Those that a process killed at the very start did not get to."""
+        self.checkpoints.mkdir(exist_ok=True)
+        self.logs.mkdir(exist_ok=True)
+
+
+def _owner(path: Path) -> str:
+    try:
+        owner = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {owner['pid']} on {owner['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

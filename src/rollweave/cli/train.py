@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def train(
-    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")],
+    job: Annotated[
+        Path, typer.Argument(metavar="JOB.yaml", help="The job file; with --resume, the folder of the run will do.")
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY.SUB=VALUE", help="Keys to change, e.g. training.steps=50."),
@@ -20,22 +22,37 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="The run folder; it must not hold a run yet. Default: a new one in runs/.")
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in RUN (given instead of JOB.yaml) or in --out, from its newest whole checkpoint.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the job and print it with all its defaults; write it if --out.")
     ] = False,
 ) -> None:
-    """Train a job."""
+    """Train a job, or go on with a run: train --resume RUN."""
     from rollweave.config.load import load_job
 
+    if resume and job.is_dir():
+        from rollweave.runfolder import RunFolder
+
+        out = job
+        job = RunFolder.open(job).config
     checked = load_job(job, overrides or ())
     if dry_run:
         from rollweave.preflight import check_before_start
 
         check_before_start(checked)
-        _show(checked, out)
-    else:
-        from rollweave.run import train_job
+        _show(checked, None if resume else out)
+        return
+    from rollweave.run import train_job
 
+    if resume:
+        train_job(checked, out, resume=True)
+    else:
         train_job(checked, out)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollweave.errors import RollweaveError
 from rollweave.observability.phases import Phase
 from rollweave.pipelines.journal import Journal
 from rollweave.rollout.evaluation import Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler
+from rollweave.rollout.state import SchedulerState
 from rollweave.training import checkpoint
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
@@ -35,8 +38,12 @@ class Parts:
     evaluator: Evaluator | None
     milestones: Milestones
     checkpoints: Path
+    driver_state: Callable[[], str] = lambda: "{}"
+    """What a checkpoint keeps of the driver, as JSON."""
     version: int = 0
     """Train steps completed."""
+    saved: int | None = None
+    """The version of the newest checkpoint of this history."""
     stopping: bool = False
     """The user has seen enough: no further step."""
     _trainer_at_work: bool = False
@@ -82,13 +89,32 @@ class Parts:
     async def save_checkpoint(self) -> Path:
         """Save what has been trained so far, unless it is saved already."""
         folder = self.checkpoints / f"step-{self.version}"
-        if not folder.exists():
+        if self.saved != self.version:
+            if folder.exists():  # left by a trainer that outlived its driver, after this history had begun
+                checkpoint.set_aside(folder)
+            self.journal.saving(self.version)
             self._trainer_at_work = True
-            await self.trainer.save(folder)
+            await self.trainer.save(folder, self.driver_state())
             self._trainer_at_work = False
+            self.saved = self.version
             self.journal.saved(folder)
             checkpoint.prune(self.checkpoints, self.milestones.keep_checkpoints)
         return folder
+
+    async def rescue(self) -> None:
+        """After a failure: save what has been trained if the trainer lives and stands between two steps."""
+        if not self._trainer_at_work and not self.stopping:
+            with suppress(RollweaveError):  # the failure that led here says more
+                await self.save_checkpoint()
+
+    async def restore(self, folder: Path, state: SchedulerState) -> None:
+        """Go on from a checkpoint: first the trainer, then the engines, then the books, which issue leases again."""
+        await self.trainer.load(folder)
+        if state.version != self.weights.version:
+            await self.weights.publish(state.version)
+            await self.weights.commit(state.version)
+        self.scheduler.restore(state)
+        self.version = self.saved = state.version
 
     async def finish_run(self) -> None:
         """Bring the last version to the engines and evaluate it, unless the user wants to go."""

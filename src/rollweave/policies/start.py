@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,11 +21,17 @@ Progress = Callable[[str, int, int], None]
 
 
 def start_policy(job: Job, folder: Path, environments: MakeEnvironment, tasks: TaskSource, progress: Progress) -> Path:
-    """The Hugging Face folder of the policy; one that has to be made is made in `folder`."""
+    """The Hugging Face folder of the policy; one that has to be made is made as `folder`, once for all of the run."""
+    if folder.is_dir():
+        return folder
+    workplace = folder.with_name(f".making-{folder.name}")
     try:
-        policy = prepare(job.model, job.seed, folder)
+        shutil.rmtree(workplace, ignore_errors=True)
+        policy = prepare(job.model, job.seed, workplace)
         if isinstance(job.model, TinyModel) and job.model.warm_start.steps > 0:
             _teach_format(job, job.model, policy, environments, tasks, progress)
+        if policy == workplace:  # only now: a process killed while it taught leaves no half-taught policy
+            policy = workplace.rename(folder)
     except OSError as error:
         raise RunFolderError(
             f"cannot write the policy to {folder}: {error.strerror or error}; free space on that disk or choose "

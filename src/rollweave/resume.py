@@ -1,0 +1,191 @@
+"""Where a run continues: the newest whole checkpoint of its history, and the logs as they were when it was made.
+
+A checkpoint remembers, with the scheduler's books, how long each log file of the run was. Continuing cuts the logs
+back to there, so that a step that is done again is written down once. A checkpoint whose files are damaged, or that
+belongs to a stretch of the run that was cut away since (a trainer that outlived its driver may still finish saving
+one), is set aside, and the one before it is used. Without any, the run starts again from the policy it started from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rollweave.config.job import Job
+from rollweave.errors import ConfigError
+from rollweave.rollout.state import SchedulerState
+from rollweave.runfolder import RunFolder
+from rollweave.training import checkpoint
+
+LOGS = ("metrics.jsonl", "events.jsonl", "trajectories.jsonl")
+UNDONE = "events.undone.jsonl"
+
+MAY_CHANGE = (
+    *("name", "runtime", "evaluation", "checkpoint", "logging", "weights", "engine"),
+    *("training.steps", "training.microbatch_tokens"),
+    *("rollout.environments", "rollout.isolation", "rollout.environments_per_process", "rollout.deadlines"),
+    *("rollout.max_retries", "rollout.retry_backoff", "rollout.scheduling", "rollout.concurrency"),
+)
+"""What may differ between a run and its continuation: how long, where and how fast, not what is learnt from what."""
+
+
+@dataclass(slots=True)
+class LogMark:
+    """How far a log had been written, and its last line, which tells whether the file is still the same."""
+
+    size: int = 0
+    last: str = ""
+
+
+@dataclass(slots=True)
+class DriverState:
+    """`state/driver.json` of a checkpoint."""
+
+    scheduler: SchedulerState = field(default_factory=SchedulerState)
+    elapsed: float = 0.0
+    logs: dict[str, LogMark] = field(default_factory=dict)
+
+    def dump(self) -> str:
+        """Exact: floats as Python writes them, infinities too. What JSON has no word for, in a user's data, as text."""
+        return json.dumps(_STATE.dump_python(self, mode="json", fallback=str))
+
+    @classmethod
+    def load(cls, text: str) -> DriverState:
+        return _STATE.validate_python(json.loads(text))
+
+
+_STATE = TypeAdapter(DriverState)
+
+
+@dataclass(slots=True)
+class Start:
+    """What a run begins with: nothing, or a checkpoint."""
+
+    checkpoint: Path | None = None
+    driver: DriverState = field(default_factory=DriverState)
+    notes: list[str] = field(default_factory=list)
+    changed: dict[str, list[Any]] = field(default_factory=dict)
+    """Keys of the job that differ from before: old value, new value."""
+    resumed: bool = False
+
+    @property
+    def version(self) -> int:
+        return self.driver.scheduler.version
+
+    def __str__(self) -> str:
+        return "its start" if self.checkpoint is None else f"checkpoint {self.checkpoint.name}"
+
+
+# ------------------------------------------------------------------------------------------------- the place
+
+
+def rewind(folder: RunFolder) -> Start:
+    """Find where the run continues and bring its folder back to that moment."""
+    start = find(folder)
+    for path in checkpoint.newest_first(folder.checkpoints):
+        if start.checkpoint is None or checkpoint.step_of(path) > start.version:
+            checkpoint.set_aside(path)
+    for name in LOGS:
+        _cut(folder.path / name, start.driver.logs.get(name, LogMark()).size)
+    folder.summary.unlink(missing_ok=True)
+    return start
+
+
+def find(folder: RunFolder) -> Start:
+    """The newest checkpoint that is whole and of this history. Changes nothing."""
+    notes: list[str] = []
+    for path in checkpoint.newest_first(folder.checkpoints):
+        problem = checkpoint.damage(path)
+        if problem is None:
+            driver, problem = _read(path, folder)
+            if driver is not None:
+                return Start(path, driver, notes, resumed=True)
+        notes.append(f"checkpoint {path.name} cannot be used: {problem}; it is set aside for the one before it")
+    return Start(notes=notes, resumed=True)
+
+
+def _read(path: Path, folder: RunFolder) -> tuple[DriverState | None, str | None]:
+    try:
+        driver = DriverState.load(checkpoint.read_driver(path))
+    except (ValidationError, ValueError):
+        return None, f"{checkpoint.DRIVER} is of another version of Rollweave"
+    if driver.scheduler.version != checkpoint.step_of(path):
+        return None, f"{checkpoint.DRIVER} is of version {driver.scheduler.version}"
+    for name, mark in driver.logs.items():
+        if _last_line(folder.path / name, mark.size) != mark.last:
+            return None, f"{name} has another history"
+    return driver, None
+
+
+def mark(path: Path) -> LogMark:
+    """Where a log ends now. It must have been flushed; this also brings it to the disk."""
+    if not path.exists():
+        return LogMark()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    size = path.stat().st_size
+    return LogMark(size, _last_line(path, size) or "")
+
+
+def _last_line(path: Path, size: int) -> str | None:
+    """The line that ends at byte `size`; None if the file is shorter than that."""
+    if size == 0:
+        return ""
+    if not path.exists() or path.stat().st_size < size:
+        return None
+    with path.open("rb") as file:
+        window = min(size, 4096)
+        while True:
+            file.seek(size - window)
+            _, newline, last = file.read(window).rstrip(b"\n").rpartition(b"\n")
+            if newline or window == size:
+                return last.decode(errors="replace")
+            window = min(size, window * 2)
+
+
+def _cut(path: Path, size: int) -> None:
+    if not path.exists() or path.stat().st_size <= size:
+        return
+    if path.name == "events.jsonl":  # what led to a crash is worth keeping
+        with path.open("rb") as file, path.with_name(UNDONE).open("ab") as undone:
+            file.seek(size)
+            undone.write(file.read())
+    os.truncate(path, size)
+
+
+# --------------------------------------------------------------------------------------------------- the job
+
+
+def compare(folder: RunFolder, job: Job) -> dict[str, list[Any]]:
+    """The keys that differ from the job the run was started with; refuses a job that would learn something else."""
+    before, after = _flat(folder.job().model_dump(mode="json")), _flat(job.model_dump(mode="json"))
+    changed = {
+        key: [before.get(key), after.get(key)]
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    }
+    if refused := [key for key in changed if not _may_change(key)]:
+        lines = "\n".join(f"  {key}: {changed[key][0]!r} in the run, {changed[key][1]!r} now" for key in refused)
+        raise ConfigError(
+            f"{folder.path} was started with another job, and what it has learnt so far would not fit:\n{lines}\n"
+            f"give these keys their old values (all of them are in {folder.config}), or start a new run with --out"
+        )
+    return changed
+
+
+def _may_change(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in MAY_CHANGE)
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict) or not value:
+        return {name: value}
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= _flat(item, f"{name}.{key}" if name else key)
+    return found

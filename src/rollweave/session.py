@@ -1,0 +1,236 @@
+"""A session: one process's work on a run. It starts the machinery, drives the pipeline and closes the books.
+
+A run may take several sessions (`--resume`), and a session several lives: if the trainer's process dies, what it held
+is gone, and everything is started again from the newest checkpoint, the same way as a resume.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollweave.clock import Clock, Wait, run_wall
+from rollweave.cluster.blueprint import Blueprint
+from rollweave.config.job import InlineRuntime, Job
+from rollweave.environments.protocol import MakeEnvironment
+from rollweave.environments.registry import EnvironmentFactory
+from rollweave.errors import WorkerDied, first_cause
+from rollweave.heartbeat import heartbeat
+from rollweave.interrupts import interrupts
+from rollweave.logbook import Logbook
+from rollweave.observability.events import Emitter, Recorder
+from rollweave.observability.metrics import read_metrics
+from rollweave.observability.report import write_report
+from rollweave.observability.screen import Header
+from rollweave.observability.status_board import StatusBoard
+from rollweave.observability.summary import ExitReason, Summary, summarise, write_summary
+from rollweave.observability.terminal import View
+from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
+from rollweave.pipelines.parts import Parts
+from rollweave.resume import DriverState, Start, rewind
+from rollweave.rewards.function import NamedReward
+from rollweave.runfolder import RunFolder
+from rollweave.tasks import TaskSource
+from rollweave.training.checkpoint import newest
+
+WATCH_SECONDS = 0.5
+"""How often the view is told what the run waits for."""
+
+SLOW_SECONDS = 60.0
+"""A wait longer than this is worth a line, though its deadline is further off."""
+
+LIVES_PER_CHECKPOINT = 3
+"""A trainer that dies that often after the same checkpoint would die again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a caller hands over as Python objects instead of naming it in the file."""
+
+    environments: MakeEnvironment | None = None
+    rewards: tuple[NamedReward, ...] = ()
+
+
+class Session:
+    def __init__(self, job: Job, folder: RunFolder, given: Given, tasks: TaskSource, start: Start) -> None:
+        self.job = job
+        self.folder = folder
+        self.environments = given.environments or EnvironmentFactory.from_config(job.environment, Path())
+        self.rewards = given.rewards
+        self.tasks = tasks
+        self.start = start
+        self.view = View()
+
+    def run(self) -> tuple[ExitReason, BaseException | None]:
+        """Everything that may fail. A failure comes back, to be raised once the books are closed."""
+        lives: Counter[int] = Counter()
+        try:
+            blueprint = self._blueprint()
+            while True:
+                reason, failure = self._live(blueprint)
+                if not (isinstance(failure, WorkerDied) and failure.worker == "trainer"):
+                    return reason, failure
+                self.start = rewind(self.folder)
+                lives[self.start.version] += 1
+                if lives[self.start.version] > LIVES_PER_CHECKPOINT:
+                    return reason, failure
+                self._say_where(f"the trainer died (its log: {self.folder.logs / 'trainer.log'})")
+        except KeyboardInterrupt:
+            return "interrupted", None
+        except Exception as error:  # the run's boundary: whatever it is, the folder says how the run ended
+            return "failed", error
+        finally:
+            self.view.stop()
+
+    def finish(self, reason: ExitReason, failure: BaseException | None) -> Summary:
+        rows = read_metrics(self.folder.path).rows
+        summary = summarise(self.job.name, rows, reason, self.job.evaluation.target, str(failure or ""))
+        write_summary(self.folder.path, summary)
+        if rows:
+            write_report(self.folder.path, self.folder.report)
+        return summary
+
+    def say_goodbye(self, summary: Summary) -> None:
+        self.view.end(summary)
+        if self.folder.report.exists():
+            self.view.note(f"  report      {self.folder.report}")
+        checkpoint = newest(self.folder.checkpoints)
+        self.view.note(f"  checkpoint  {checkpoint or 'none: the run ended before there was anything to save'}")
+        if summary.exit_reason == "interrupted":
+            self.view.note(f"  go on with  rollweave train --resume {self.folder.path}")
+
+    # ----------------------------------------------------------------------------------------------- one life
+
+    def _live(self, blueprint: Blueprint) -> tuple[ExitReason, BaseException | None]:
+        try:
+            return run_wall(lambda clock: self._train(blueprint, clock)), None
+        except BaseExceptionGroup as group:
+            return "failed", first_cause(group)
+        except Exception as error:  # as in `run`: the next life, or the caller, decides what it means
+            return "failed", error
+
+    def _blueprint(self) -> Blueprint:
+        """Make or find the policy, and teach a new one the format."""
+        from rollweave.policies.start import start_policy
+
+        rows = read_metrics(self.folder.path).rows if self.start.resumed else []
+        self.view.start(self._header(), rows)
+        if self.start.resumed:
+            self._say_where("resumed")
+        policy = start_policy(self.job, self.folder.policy, self.environments, self.tasks, self.view.progress)
+        return Blueprint(self.job, policy, self.environments, self.rewards)
+
+    def _say_where(self, why: str) -> None:
+        for note in self.start.notes:
+            self.view.note(note)
+        self.view.note(f"{why}: going on from {self.start}, step {self.start.version} of {self.job.training.steps}")
+
+    def _header(self) -> Header:
+        runtime = self.job.runtime
+        where = runtime.type if isinstance(runtime, InlineRuntime) else f"{runtime.type} ({runtime.placement})"
+        alpha = self.job.alpha if self.job.pipeline.type == "rollart" else None
+        return Header(self.job.name, self.job.pipeline.type, where, self.job.model.type, self.job.training.steps, alpha)
+
+    async def _train(self, blueprint: Blueprint, clock: Clock) -> ExitReason:
+        from rollweave.policies.chat import ChatFormat
+
+        chat = ChatFormat.of(blueprint.policy)
+        with Logbook(self.folder, self.job.logging, self.start, clock.now, chat.tokenizer.decode) as log:
+            listeners = Listeners(
+                log.recorder,
+                on_row=[lambda step, row: self.view.step(log.row(step, row))],
+                on_trajectories=[log.trajectories],
+            )
+            self._record_start(log.recorder)
+            async with start_machinery(blueprint, clock, self.folder.logs, log.recorder) as machinery:
+                parts = assemble(
+                    self.job, machinery, self.tasks, chat.stop_tokens, self.folder.checkpoints, clock, listeners
+                )
+                parts.driver_state = lambda: DriverState(
+                    parts.scheduler.state(parts.version), log.elapsed(), log.marks()
+                ).dump()
+                if self.start.checkpoint is not None:
+                    parts.journal.resume(self.start.driver.elapsed)
+                    await parts.restore(self.start.checkpoint, self.start.driver.scheduler)
+                reason = await self._drive(parts, machinery, clock, log.recorder)
+                log.recorder.emit("run.end", reason=reason)
+                return reason
+
+    def _record_start(self, recorder: Emitter) -> None:
+        start = self.start
+        if start.checkpoint is None:
+            recorder.emit("run.start", job=self.job.name, seed=self.job.seed)
+        if start.resumed:
+            place = start.checkpoint.name if start.checkpoint is not None else ""
+            recorder.emit("run.resume", version=start.version, checkpoint=place, changed=start.changed)
+
+    # ----------------------------------------------------------------------------------------------- the drive
+
+    async def _drive(self, parts: Parts, machinery: Machinery, clock: Clock, recorder: Recorder) -> ExitReason:
+        """Run the pipeline until it ends or the user has seen enough; whichever way, a checkpoint is left."""
+        board = StatusBoard(
+            self.folder.path,
+            self._header(),
+            parts.journal.accountant,
+            lambda: parts.scheduler.ledger.summary(),
+            recorder.now,
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                beating = tasks.create_task(heartbeat(board, machinery, clock))
+                watching = tasks.create_task(self._watch(clock, recorder))
+                running = tasks.create_task(self._pipeline(parts))
+                with interrupts(lambda: self._stop(parts, running, recorder)):
+                    await asyncio.wait([running])
+                watching.cancel()
+                beating.cancel()
+        except BaseException as error:
+            recorder.emit("run.failed", error=str(error))
+            await parts.rescue()
+            raise
+        await parts.save_checkpoint()
+        if parts.stopping:
+            return "interrupted"
+        return "completed" if parts.version >= self.job.training.steps else "target"
+
+    async def _pipeline(self, parts: Parts) -> None:
+        await pipeline(self.job)(parts, self.start.version, self.job.training.steps)
+
+    def _stop(self, parts: Parts, running: asyncio.Task[None], recorder: Emitter) -> None:
+        recorder.emit("run.stop")
+        if parts.stop():
+            running.cancel()
+        self.view.note("interrupted: saving a checkpoint (press Ctrl-C again to leave without)")
+
+    async def _watch(self, clock: Clock, recorder: Emitter) -> None:
+        """Show what the run waits for, and speak up about waits that take long."""
+        reported: set[Wait] = set()
+        while True:
+            waits = clock.waits()
+            reported &= set(waits)
+            for wait in waits:
+                if clock.now() - wait.since > SLOW_SECONDS and wait not in reported:
+                    reported.add(wait)
+                    recorder.emit("wait.slow", who=wait.who, waits_for=wait.what, seconds=clock.now() - wait.since)
+                    self.view.note(f"slow: {wait}")
+            ours = [wait for wait in waits if not wait.who.startswith("episode")]
+            self.view.waiting(str(ours[0]) if ours else "")
+            await clock.sleep(WATCH_SECONDS)
+
+
+def start_machinery(
+    blueprint: Blueprint, clock: Clock, logs: Path, recorder: Emitter
+) -> AbstractAsyncContextManager[Machinery]:
+    """The runtime the job asks for."""
+    runtime = blueprint.job.runtime
+    if isinstance(runtime, InlineRuntime):
+        from rollweave.cluster.inline import start_inline, use_threads
+
+        use_threads(runtime)
+        return start_inline(blueprint, clock)
+    from rollweave.cluster.ray import start_ray
+
+    return start_ray(blueprint, runtime, clock, logs, recorder)
