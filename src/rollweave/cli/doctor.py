@@ -1,32 +1,92 @@
-"""`rollweave doctor`"""
+"""`rollweave doctor [--selftest JOB.yaml [key.sub=value ...]]`"""
 
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rollweave.doctor import Check
+    from rollweave.selftest import SelfTest
 
 MARKS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "broken": "[red]✗[/]"}
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def doctor(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="With --selftest: keys to change.")
+    ] = None,
+    selftest: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="JOB.yaml",
+            help="Run this job for a few small steps at learning rate 0: do weights and log-probs stay put?",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
     """Look at this machine: versions, threads, memory, what works and how to fix what does not."""
+    if selftest is not None:
+        _selftest(selftest, overrides or (), as_json)
+    elif overrides:
+        raise typer.BadParameter(f"{' '.join(overrides)}: only --selftest JOB.yaml takes keys to change")
+    else:
+        _machine(as_json)
+
+
+def _machine(as_json: bool) -> None:
     from rollweave.doctor import examine, report
 
     checks = examine()
     if as_json:
         typer.echo(json.dumps(report(checks), indent=2))
     else:
-        _print_table(checks)
+        _print_checks(checks)
     if any(check.status == "broken" for check in checks):
         raise typer.Exit(1)
 
 
-def _print_table(checks: list[Check]) -> None:
+def _selftest(job: Path, overrides: Sequence[str], as_json: bool) -> None:
+    from rollweave.config.load import load_job
+    from rollweave.selftest import selftest
+
+    checked = load_job(job, overrides)
+    with redirect_stdout(sys.stderr):  # the run shows itself as usual; the answer alone goes to standard output
+        found = selftest(checked)
+    if as_json:
+        typer.echo(json.dumps(found.report(), indent=2))
+    else:
+        _print_selftest(found)
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+def _print_selftest(found: SelfTest) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    versions = Table("version", "trainer", "engines (as read from the store)", box=None, padding=(0, 2))
+    for version in found.versions:
+        versions.add_row(str(version.version), version.trainer, " ".join(version.engines))
+    steps = Table("step", "gap mean", "gap max", "ratio p50", "ratio p99", "staleness", box=None, padding=(0, 2))
+    for step in found.steps:
+        gaps = ["-" if gap is None else f"{gap:.1e}" for gap in (step.gap_mean, step.gap_max)]
+        steps.add_row(str(step.step), *gaps, f"{step.ratio_p50:.6f}", f"{step.ratio_p99:.6f}", str(step.staleness))
+    console = Console(highlight=False)
+    for table in (versions, steps):
+        console.print(table)
+        console.print()
+    _print_checks(found.checks)
+
+
+def _print_checks(checks: Sequence[Check]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
