@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from rollweave.config.job import LoggingConfig
-from rollweave.observability.events import EventFile, Recorder
-from rollweave.observability.metrics import MetricsWriter
+from rollweave.observability.events import Event, EventFile, Recorder, read_events
+from rollweave.observability.metrics import MetricsWriter, read_metrics
 from rollweave.observability.transcripts import Decode, TranscriptWriter, spread
 from rollweave.pipelines.journal import Row
 from rollweave.resume import LOGS, LogMark, Start, mark
@@ -42,6 +42,11 @@ class Logbook:
 
     def trajectories(self, step: int, trajectories: list[Trajectory]) -> None:
         self._transcripts.write(step, spread(trajectories, self._transcripts_per_step))
+
+    def earlier(self) -> tuple[list[Event], list[dict[str, Any]]]:
+        """Events and rows of metrics from before."""
+        self._events.flush()
+        return read_events(self._folder.events), read_metrics(self._folder.path).rows
 
     def marks(self) -> dict[str, LogMark]:
         """Where each file ends now."""

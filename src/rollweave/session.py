@@ -153,7 +153,7 @@ class Session:
                     parts.scheduler.state(parts.version), log.elapsed(), log.marks()
                 ).dump()
                 if self.start.checkpoint is not None:
-                    parts.journal.resume(self.start.driver.elapsed)
+                    parts.journal.resume(self.start.driver.elapsed, *log.earlier())
                     await parts.restore(self.start.checkpoint, self.start.driver.scheduler)
                 reason = await self._drive(parts, machinery, clock, log.recorder)
                 log.recorder.emit("run.end", reason=reason)

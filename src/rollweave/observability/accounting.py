@@ -13,6 +13,7 @@ What it knows of open work (which groups wait for which members) also answers `r
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rollweave.observability.bias import DurationBias
@@ -21,7 +22,7 @@ from rollweave.observability.looptime import LoopTime
 from rollweave.observability.openwork import OpenWork
 from rollweave.observability.queues import QueueMeter
 from rollweave.observability.slots import SlotMeter
-from rollweave.observability.tokens import TRAINED, TokenBooks
+from rollweave.observability.tokens import LOST, TRAINED, TokenBooks
 
 BY_ITSELF = frozenset({"finished", "truncated"})
 """Outcomes of episodes that nobody and nothing cut short."""
@@ -80,6 +81,18 @@ class Accountant:
         }
         self._sync_seconds = 0.0
         return row
+
+    def resume(self, earlier: Iterable[Event], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Go on where an earlier process of the run stopped: its events, and the counts of its engines."""
+        last = 0.0
+        for event in earlier:
+            self(event)
+            last = event.time
+        self.tokens.generated = sum(int(row.get("tokens/generated") or 0) for row in rows)
+        self.tokens.booked[LOST] = sum(int(row.get(f"tokens/wasted/{LOST}") or 0) for row in rows)
+        self.work.end_all()
+        self._evaluating = False
+        self.sample(last)  # those rows are written
 
     # ------------------------------------------------------------------------------------------------ listeners
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from rollweave.observability.jsonl import Appender, Json
+from rollweave.observability.jsonl import Appender, Json, read
 
 FLUSH_EVERY = 256
 """Events between flushes: a busy run emits thousands a second, and a flush is a system call."""
@@ -92,3 +92,8 @@ class EventFile:
 
     def close(self) -> None:
         self._lines.close()
+
+
+def read_events(path: Path) -> list[Event]:
+    """What an EventFile wrote, in order."""
+    return [Event(row["time"], row["name"], row["data"]) for row in read(path).rows if row.keys() >= {"name", "data"}]

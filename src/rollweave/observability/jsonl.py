@@ -107,7 +107,8 @@ def read(path: Path) -> Lines:
     lines = Lines()
     if not path.is_file():
         return lines
-    text = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    # Not splitlines(): strings may hold separators such as U+2028 that it would break at.
+    text = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(text, start=1):
         row = _parse(line)
         if row is not None:

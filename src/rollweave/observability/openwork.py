@@ -35,5 +35,10 @@ class OpenWork:
         if group is not None and group in self.groups:
             self.groups[group].playing.pop(episode, None)
 
+    def end_all(self) -> None:
+        """Whoever played is gone."""
+        for episode in list(self.playing):
+            self.end(episode)
+
     def close(self, group: int) -> None:
         self.groups.pop(group, None)

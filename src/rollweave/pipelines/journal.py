@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Engine, EngineStats
 from rollweave.observability.accounting import Accountant
-from rollweave.observability.events import Recorder
+from rollweave.observability.events import Event, Recorder
 from rollweave.observability.metrics import Value
 from rollweave.observability.phases import BusyTime, IdleMeter, Phase, StepClock
 from rollweave.rollout.evaluation import Evaluation
@@ -86,9 +87,10 @@ class Journal:
         for listener in self._on_row:
             listener(evaluation.version, row)
 
-    def resume(self, elapsed: float) -> None:
+    def resume(self, elapsed: float, events: Iterable[Event], rows: Sequence[Mapping[str, Any]]) -> None:
         """Go on counting where an earlier process of the run stopped."""
         self._began -= elapsed
+        self.accountant.resume(events, rows)
 
     def saving(self, version: int) -> None:
         """What a checkpoint remembers of the run's logs ends with this event."""
