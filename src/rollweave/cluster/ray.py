@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -26,6 +24,7 @@ from rollweave.cluster.ray_handle import WorkerHandle
 from rollweave.cluster.ray_keepers import Crew, EngineKeeper, HostKeeper
 from rollweave.cluster.ray_workers import EngineWorker, HostWorker, TrainerWorker
 from rollweave.cluster.restarts import Restarts
+from rollweave.cluster.shared_folder import shared_folder
 from rollweave.config.job import RayRuntime
 from rollweave.errors import ConfigError
 from rollweave.observability.events import Emitter
@@ -45,28 +44,22 @@ async def start_ray(
     blueprint: Blueprint, runtime: RayRuntime, clock: Clock, logs: Path, recorder: Emitter
 ) -> AsyncIterator[Machinery]:
     """The machinery of a job on Ray: started with the block, gone with it."""
-    _connect(runtime)
-    import ray
-
-    try:
-        with _shared_folder() as store:
-            crew = Crew(clock, recorder, Restarts(recorder))
-            dispatcher = Dispatcher(blueprint.job.rollout.scheduling)
-            engine_threads, trainer_threads = _threads(runtime)
-            trainer = _worker(TrainerWorker, "trainer", logs, trainer_threads, blueprint, store)
-            keepers: list[EngineKeeper | HostKeeper] = [
-                _engine_keeper(crew, lambda: _worker(EngineWorker, "engine", logs, engine_threads, blueprint, store)),
-                *_host_keepers(crew, blueprint, runtime, logs, dispatcher),
-            ]
-            await asyncio.gather(crew.ready(trainer), *(keeper.start() for keeper in keepers))
-            client = RayTrainer(trainer, clock, blueprint.job.rollout.deadlines, on_step=crew.restarts.progress)
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(keeper.run()) for keeper in keepers]
-                yield Machinery(crew.engines, _placed(runtime, client, crew.engines), dispatcher, crew.waits)
-                for task in running:
-                    task.cancel()
-    finally:
-        ray.shutdown()
+    with shared_folder() as store, _connected(runtime):
+        crew = Crew(clock, recorder, Restarts(recorder))
+        dispatcher = Dispatcher(blueprint.job.rollout.scheduling)
+        engine_threads, trainer_threads = _threads(runtime)
+        trainer = _worker(TrainerWorker, "trainer", logs, trainer_threads, blueprint, store)
+        keepers: list[EngineKeeper | HostKeeper] = [
+            _engine_keeper(crew, lambda: _worker(EngineWorker, "engine", logs, engine_threads, blueprint, store)),
+            *_host_keepers(crew, blueprint, runtime, logs, dispatcher),
+        ]
+        await asyncio.gather(crew.ready(trainer), *(keeper.start() for keeper in keepers))
+        client = RayTrainer(trainer, clock, blueprint.job.rollout.deadlines, on_step=crew.restarts.progress)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(keeper.run()) for keeper in keepers]
+            yield Machinery(crew.engines, _placed(runtime, client, crew.engines), dispatcher, crew.waits)
+            for task in running:
+                task.cancel()
 
 
 def _engine_keeper(crew: Crew, spawn: Callable[[], WorkerHandle]) -> EngineKeeper:
@@ -83,6 +76,17 @@ def _host_keepers(
     capacity = -(-blueprint.job.rollout.slots // runtime.hosts)
     names = [f"host-{number}" for number in range(runtime.hosts)]
     return [HostKeeper(crew, name, partial(spawn, name), dispatcher, capacity) for name in names]
+
+
+@contextmanager
+def _connected(runtime: RayRuntime) -> Iterator[None]:
+    _connect(runtime)
+    import ray
+
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _connect(runtime: RayRuntime) -> None:
@@ -133,14 +137,3 @@ def _threads(runtime: RayRuntime) -> tuple[int, int]:
 
 def _placed(runtime: RayRuntime, trainer: Trainer, engines: list[RayEngine]) -> Trainer:
     return TakingTurns(trainer, engines) if runtime.placement == "colocated" else trainer
-
-
-@contextmanager
-def _shared_folder() -> Iterator[Path]:
-    """A folder in shared memory where there is such a thing."""
-    shared = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="rollweave-", dir=shared if shared.is_dir() else None))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
