@@ -13,7 +13,9 @@ Every wait has a name, an owner and, usually, a deadline:
     with clock.wait("trainer", "batch 7", timeout=60):
         batch = await something
 
-All deadlines of a clock share one heap and one loop timer.
+Waits with the same timeout expire in the order they began, so each timeout has a queue (a dict, to leave it from
+anywhere) and the whole clock one loop timer, which is set for the earliest head and left alone while waits come
+and go: a wait that ends in time costs two dict operations.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar, TypeVarTuple
+from typing import Any, NamedTuple, NoReturn, TypeVar, TypeVarTuple
 
 from rollweave.errors import RollweaveError
 
@@ -46,29 +49,60 @@ class VirtualClockViolation(RuntimeError):
     """Code on the virtual clock tried to touch the outside world."""
 
 
+class Waiting(NamedTuple):
+    """A wait at one moment."""
+
+    who: str
+    what: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.who} waits for {self.what} since {self.seconds:.1f} s"
+
+
+WIND_DOWN_SECONDS = 10.0
+"""How long a wait that can be ended in order (see `Wait`) has for it once it is late."""
+
+
 class Clock:
     """Time and named waits for everything that runs on one loop."""
 
     def __init__(self) -> None:
-        self._order = itertools.count()
-        self._waits: dict[int, Wait] = {}
-        self._deadlines: list[tuple[float, int]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._queues: dict[float | None, dict[Wait, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = math.inf
         self._blocked = 0.0
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop this clock belongs to: the one it was first used on. (Asking asyncio is a system call each time.)"""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
     def now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return (self._loop or self.loop).time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def wait(self, who: str, what: str, timeout: float | None = None) -> Wait:
-        """Names a wait while the `with` block runs; past `timeout` seconds it raises DeadlineExceeded."""
-        return Wait(self, who, what, timeout)
+    def wait(self, who: str, what: str, timeout: float | None = None, late: Callable[[], None] | None = None) -> Wait:
+        """Names a wait while the `with` block runs; past `timeout` seconds it raises DeadlineExceeded.
+
+        With `late`, that is called instead, to make what is awaited end in order; if it has not ended
+        `WIND_DOWN_SECONDS` later, DeadlineExceeded is raised after all.
+        """
+        return Wait(self, who, what, timeout, late)
 
     def waits(self) -> list[Wait]:
         """Who waits now, longest first."""
-        return list(self._waits.values())
+        return sorted((wait for queue in self._queues.values() for wait in queue), key=lambda wait: wait.since)
+
+    def waiting(self, most: int | None = None) -> list[Waiting]:
+        """The same as plain values, for whoever is elsewhere: other processes have other times."""
+        now = self.now()
+        return [Waiting(wait.who, wait.what, now - wait.since) for wait in self.waits()[:most]]
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
@@ -79,75 +113,104 @@ class Clock:
         finally:
             self._blocked += self.now() - started
 
-    # ------------------------------------------------------------------------------------- the deadline heap
+    # ----------------------------------------------------------------------------------------------- deadlines
 
-    def _enter(self, wait: Wait) -> int:
-        number = next(self._order)
-        self._waits[number] = wait
-        if wait.timeout is not None:
-            heapq.heappush(self._deadlines, (self.now() - self._blocked + wait.timeout, number))
-            if self._deadlines[0][1] == number:
-                self._arm()
-        return number
+    def _queue(self, wait: Wait, timeout: float | None, now: float) -> dict[Wait, None]:
+        """Where a wait that has `timeout` seconds from now on is kept."""
+        queue = self._queues.get(timeout)
+        if queue is None:
+            queue = self._queues[timeout] = {}
+        queue[wait] = None
+        if timeout is not None:
+            wait.due = due = now - self._blocked + timeout
+            if due < self._timer_due:
+                self._set_timer(due)
+        return queue
 
-    def _leave(self, number: int) -> None:
-        del self._waits[number]
-        # A deadline that was met leaves its entry behind; drop those that have surfaced, and the timer with the last.
-        while self._deadlines and self._deadlines[0][1] not in self._waits:
-            heapq.heappop(self._deadlines)
-        if not self._deadlines and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _arm(self) -> None:
+    def _set_timer(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        due = self._deadlines[0][0] + self._blocked
-        self._timer = asyncio.get_running_loop().call_at(due, self._expire)
+        self._timer = self.loop.call_at(due + self._blocked, self._expire)
+        self._timer_due = due
 
     def _expire(self) -> None:
-        self._timer = None
-        unblocked = self.now() - self._blocked
-        while self._deadlines and self._deadlines[0][0] <= unblocked + 1e-9:
-            _, number = heapq.heappop(self._deadlines)
-            if number in self._waits:
-                self._waits[number].expire()
-        if self._deadlines:
-            self._arm()
+        """The timer: ends what is late, and is set again for whoever is next."""
+        self._timer, self._timer_due = None, math.inf
+        unblocked = self.now() - self._blocked + 1e-9
+        late = [
+            wait for queue in self._timed() for wait in itertools.takewhile(lambda wait: wait.due <= unblocked, queue)
+        ]
+        for wait in sorted(late, key=lambda wait: wait.due):
+            wait.expire()
+        self._queues = {timeout: queue for timeout, queue in self._queues.items() if queue}
+        if heads := [next(iter(queue)).due for queue in self._timed()]:
+            self._set_timer(min(heads))
+
+    def _timed(self) -> list[dict[Wait, None]]:
+        return [queue for timeout, queue in self._queues.items() if timeout is not None]
 
 
 class Wait:
     """One named wait; a context manager around an `await`."""
 
-    __slots__ = ("_cancelling", "_expired", "_number", "_task", "clock", "since", "timeout", "what", "who")
+    __slots__ = (
+        *("_cancelled", "_cancelling", "_late", "_queue", "_task"),
+        *("clock", "due", "expired", "since", "timeout", "what", "who"),
+    )
+    due: float
+    """In time that counts against deadlines."""
 
-    def __init__(self, clock: Clock, who: str, what: str, timeout: float | None) -> None:
+    def __init__(
+        self, clock: Clock, who: str, what: str, timeout: float | None, late: Callable[[], None] | None
+    ) -> None:
         self.clock = clock
         self.who = who
         self.what = what
         self.timeout = timeout
-        self._expired = False
+        self.expired = False
+        """Late, or told to be."""
+        self._late = late
+        self._cancelled = False
 
     def __enter__(self) -> Wait:
-        task = asyncio.current_task()
+        clock = self.clock
+        loop = clock._loop or clock.loop
+        task = asyncio.current_task(loop)
         assert task is not None, "a wait needs a running task"
         self._task = task
         self._cancelling = task.cancelling()
-        self.since = self.clock.now()
-        self._number = self.clock._enter(self)
+        self.since = now = loop.time()
+        self._queue = clock._queue(self, self.timeout, now)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.clock._leave(self._number)
+        del self._queue[self]
         # As asyncio.timeout does: a cancellation that came from outside as well keeps travelling.
-        if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise DeadlineExceeded(f"{self} (deadline {self.timeout:g} s, see rollout.deadlines)") from error
+        if self._cancelled and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise self.too_late() from error
+
+    @property
+    def open(self) -> bool:
+        """Whether its block is still running."""
+        return self in self._queue
 
     def expire(self) -> None:
-        self._expired = True
-        self._task.cancel()
+        """End an open wait: in order if there is a way that was not tried yet, else by cancelling."""
+        late, self._late = self._late, None
+        self.expired = True
+        self._cancelled = late is None
+        del self._queue[self]
+        self._queue = self.clock._queue(self, None if late is None else WIND_DOWN_SECONDS, self.clock.now())
+        if late is None:
+            self._task.cancel()
+        else:
+            late()
+
+    def too_late(self) -> DeadlineExceeded:
+        limit = f" (deadline {self.timeout:g} s, see rollout.deadlines)" if self.timeout is not None else ""
+        return DeadlineExceeded(f"{self}{limit}")
 
     def __str__(self) -> str:
         return f"{self.who} waits for {self.what} since {self.clock.now() - self.since:.1f} s"

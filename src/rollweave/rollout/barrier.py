@@ -1,6 +1,7 @@
 """The barrier of batched environments: nobody takes turn t + 1 before everybody has taken turn t.
 
-Only `sync` uses it, as the baseline that trajectory-level asynchrony is measured against.
+Only `sync` uses it, as the baseline that trajectory-level asynchrony is measured against. Members come and go, and
+one may be cancelled where it stands: it then counts neither as a member nor as arrived.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ class TurnBarrier:
         self._arrived += 1
         opens = self._opens
         self._open_if_complete()
-        await opens.wait()
+        try:
+            await opens.wait()
+        except asyncio.CancelledError:
+            if not opens.is_set():  # opening has counted it out already
+                self._arrived -= 1
+            raise
 
     def _open_if_complete(self) -> None:
         if self._members and self._arrived >= self._members:

@@ -1,6 +1,8 @@
 """EnvHost: runs many EnvManagers on one loop.
 
-Inline it lives in the driver; on Ray it is an actor. It holds nothing that cannot be leased again.
+Inline it lives in the driver; on Ray it is an actor. It holds nothing that cannot be leased again. Whatever it is
+told, in whatever order: every lease it begins is reported once. A `Cancel` may overtake its lease on the way; then
+the lease is reported, unplayed, when it arrives. One that comes after the report changes nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import asyncio
 
 from rollweave.rollout.link import Endpoint, Transport
 from rollweave.rollout.manager import EnvManager, Stage
-from rollweave.rollout.messages import Lease, Report
+from rollweave.rollout.messages import Cancel, Lease, Report
 
 
 class EnvHost:
@@ -17,25 +19,41 @@ class EnvHost:
         self._stage = stage
         self._tasks: asyncio.TaskGroup | None = None
         self._early: list[Lease] = []
-        self.link: Endpoint[Report, Lease] = Endpoint(transport, self._start)
+        self._playing: dict[str, EnvManager] = {}
+        self._cancelled: set[str] = set()
+        """Leases that were cancelled before they were begun."""
+        self.link: Endpoint[Report, Lease | Cancel] = Endpoint(transport, self._hear)
 
     async def run(self) -> None:
         """Play what is leased, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            for lease in self._early:
+            early, self._early = self._early, []
+            for lease in early:
                 self._start(lease)
             try:
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._tasks = None  # leases that still arrive are not begun
 
+    def _hear(self, message: Lease | Cancel) -> None:
+        if isinstance(message, Lease):
+            self._start(message)
+        elif message.lease in self._playing:
+            self._playing[message.lease].cancel()
+        elif not self.link.has_heard(message.lease) or any(lease.id == message.lease for lease in self._early):
+            self._cancelled.add(message.lease)
+
     def _start(self, lease: Lease) -> None:
         if self._tasks is None:  # heard before run() began, or after it ended
             self._early.append(lease)
             return
-        self._tasks.create_task(self._play(lease), name=f"episode {lease.id}")
+        manager = self._playing[lease.id] = EnvManager(self._stage, lease)
+        manager.cancelled = lease.id in self._cancelled
+        self._cancelled.discard(lease.id)
+        self._tasks.create_task(self._play(manager), name=manager.name)
 
-    async def _play(self, lease: Lease) -> None:
-        report = await EnvManager(self._stage, lease).play()
+    async def _play(self, manager: EnvManager) -> None:
+        report = await manager.play()
+        del self._playing[report.lease]
         self.link.say(report.lease, report)

@@ -66,6 +66,10 @@ class Endpoint(Generic[Out, In]):
         if packet.messages:
             self._schedule_flush()
 
+    def has_heard(self, id: str) -> bool:
+        """Whether a message has arrived (within what is remembered)."""
+        return id in self._heard
+
     def close(self) -> None:
         if self._retry is not None:
             self._retry.cancel()

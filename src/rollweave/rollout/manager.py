@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from rollweave.clock import Clock, DeadlineExceeded
+from rollweave.clock import Clock, DeadlineExceeded, Wait
 from rollweave.config.job import Deadlines
-from rollweave.engines.protocol import Request
+from rollweave.engines.protocol import Completion, Request
 from rollweave.environments.protocol import Environment, Observation, StepResult
-from rollweave.errors import EnvironmentFailed, RewardFailed
+from rollweave.errors import EnvironmentFailed, RewardFailed, RollweaveError
 from rollweave.rollout.barrier import TurnBarrier
 from rollweave.rollout.messages import Lease, Report
 from rollweave.rollout.proxy import LLMProxy
@@ -63,6 +63,12 @@ class Stage:
     max_turns: int
     max_context: int
     barrier: TurnBarrier | None = None
+    prompt_replication: bool = True
+    """Off: the members of a group share an engine worker."""
+
+
+class EpisodeCancelled(RollweaveError):
+    """The driver no longer wants this episode."""
 
 
 class EnvManager:
@@ -70,60 +76,91 @@ class EnvManager:
         self.stage = stage
         self.lease = lease
         self.trajectory = Trajectory(lease.id, lease.group, lease.member, lease.task, admitted_version=lease.version)
+        self.name = f"episode {lease.id}"
+        self.cancelled = False
+        self._context: list[int] = []
+        """The trajectory's tokens, kept as they come: joining its spans anew every turn is quadratic in turns."""
+        self._interruptible: Wait | None = None
+        """The latest wait that may be cut short."""
 
     async def play(self) -> Report:
         reward_failed = False
-        if self.stage.barrier:
-            self.stage.barrier.join()
         try:
             await self._play_episode()
-        except DeadlineExceeded as error:
-            self._fail(Outcome.TIMED_OUT, error)
-        except EnvironmentFailed as error:
-            self._fail(Outcome.ENV_FAILED, error)
+        except (EpisodeCancelled, DeadlineExceeded, EnvironmentFailed) as error:
+            self._fail(error)
         finally:
-            if self.stage.barrier:
-                self.stage.barrier.leave()
             self.stage.proxy.release(self.lease.id)
         if self.trajectory.outcome and self.trajectory.outcome.trainable:
             reward_failed = not await self._score()
         return Report(self.lease.id, self.trajectory, reward_failed)
 
-    def _fail(self, outcome: Outcome, error: Exception) -> None:
-        self.trajectory.outcome = outcome
+    def cancel(self) -> None:
+        """Stop as soon as nobody is hurt: generation at once, an environment in another process after its call.
+
+        Interrupting the latter would mean killing the process, with the other environments in it.
+        """
+        self.cancelled = True
+        wait = self._interruptible
+        if wait is not None and wait.open and not wait.expired:
+            wait.expire()
+
+    def _fail(self, error: RollweaveError) -> None:
         self.trajectory.cause = str(error)
+        if self.cancelled:  # whatever happened on its way out
+            self.trajectory.outcome = Outcome.ABORTED
+        elif isinstance(error, DeadlineExceeded):
+            self.trajectory.outcome = Outcome.TIMED_OUT
+        else:
+            self.trajectory.outcome = Outcome.ENV_FAILED
+
+    def _go_on(self) -> None:
+        if self.cancelled:
+            raise EpisodeCancelled(f"cancelled in turn {len(self.trajectory.turns)}")
+
+    # ------------------------------------------------------------------------------------------------- the turns
 
     async def _play_episode(self) -> None:
+        self._go_on()
         environment = self.stage.environment(self.lease.task)
+        barrier = self.stage.barrier
+        if barrier:
+            barrier.join()
         try:
             observation = await self._in_time(
-                environment.reset(self.lease.task.seed, self.lease.task.data), "reset", self.stage.deadlines.env_reset
+                environment,
+                environment.reset(self.lease.task.seed, self.lease.task.data),
+                "environment reset",
+                self.stage.deadlines.env_reset,
             )
-            self.trajectory.observe(self.stage.dialogue.open(observation))
+            self._observe(self.stage.dialogue.open(observation))
             while (next_observation := await self._take_turn(environment)) is not None:
-                self.trajectory.observe(next_observation)
+                self._observe(next_observation)
         finally:
+            if barrier:
+                barrier.leave()
             await self._close(environment)
 
     async def _close(self, environment: Environment) -> None:
         """The episode is over: an environment that cannot be closed takes nothing away from it."""
-        with suppress(DeadlineExceeded, EnvironmentFailed):
-            await self._in_time(environment.close(), "close", self.stage.deadlines.env_reset)
+        self._interruptible = None
+        with (
+            suppress(DeadlineExceeded, EnvironmentFailed),
+            self.stage.clock.wait(self.name, "environment close", self.stage.deadlines.env_reset),
+        ):
+            await environment.close()
 
     async def _take_turn(self, environment: Environment) -> list[int] | None:
         """Answer the open observation and act; the tokens of the next one, or None at the episode's end."""
-        if self.trajectory.length >= self.stage.max_context:
+        if len(self._context) >= self.stage.max_context:
             raise EnvironmentFailed(
-                f"{self.lease.task.id}: the first observation alone has {self.trajectory.length} tokens; "
+                f"{self.lease.task.id}: the first observation alone has {len(self._context)} tokens; "
                 f"rollout.max_context is {self.stage.max_context}: raise it or shorten the observation"
             )
         await self._generate()
         turn = self.trajectory.turns[-1]
-        started = self.stage.clock.now()
-        result = await self._in_time(
-            environment.step(turn.text), f"step {len(self.trajectory.turns)}", self.stage.deadlines.env_step
-        )
-        turn.seconds["environment"] = self.stage.clock.now() - started
+        what = f"environment step {len(self.trajectory.turns)}"
+        result = await self._in_time(environment, environment.step(turn.text), what, self.stage.deadlines.env_step)
         turn.reward = result.reward
         return self._after(result)
 
@@ -135,45 +172,75 @@ class EnvManager:
         answered_end = dialogue.ended([token for span in answer for token in span.tokens])
         observation = dialogue.reply(result.observation, answered_end)
         out_of_turns = len(self.trajectory.turns) >= self.stage.max_turns
-        out_of_context = self.trajectory.length + len(observation) >= self.stage.max_context
+        out_of_context = len(self._context) + len(observation) >= self.stage.max_context
         if result.truncated or out_of_turns or out_of_context:
             self.trajectory.outcome = Outcome.TRUNCATED
             return None
         return observation
 
     async def _generate(self) -> None:
-        """Sample the answer of the open turn."""
+        """Sample the answer of the open turn. What was sampled counts, even if it came too late."""
         stage, lease, turn = self.stage, self.lease, len(self.trajectory.turns)
         if stage.barrier:
-            await stage.barrier.arrive()
+            await self._meet(stage.barrier)
         request = Request(
             id=f"{lease.id}#{turn}",
             trajectory=lease.id,
-            tokens=self.trajectory.tokens(),
+            tokens=self._context.copy(),
             seed=derive(lease.seed, turn),
             sampling=lease.sampling,
             tag=lease.task.environment,
         )
-        started = stage.clock.now()
+        wait = stage.clock.wait(self.name, f"generation of turn {turn}", stage.deadlines.generate, self._abort)
+        self._interruptible = wait
         try:
-            with stage.clock.wait(f"episode {lease.id}", f"generation of turn {turn}", stage.deadlines.generate):
-                completion = await stage.proxy.generate(request)
+            with wait:
+                completion = await stage.proxy.generate(request, None if stage.prompt_replication else lease.group)
         except (DeadlineExceeded, asyncio.CancelledError):
-            stage.proxy.abort(lease.id, request.id)
+            self._abort()
             raise
-        self.trajectory.answer(completion.spans, completion.text, completion.finish)
-        self.trajectory.turns[-1].seconds["generate"] = stage.clock.now() - started
+        self._answer(completion, stage.clock.now() - wait.since)
+        self._go_on()
+        if completion.finish == "aborted":
+            raise wait.too_late() if wait.expired else EnvironmentFailed(f"the engine gave up turn {turn}")
         if stage.barrier:
-            await stage.barrier.arrive()
+            await self._meet(stage.barrier)
 
-    async def _in_time(self, call: Awaitable[T], what: str, timeout: float) -> T:
-        with self.stage.clock.wait(f"episode {self.lease.id}", f"environment {what}", timeout):
-            return await call
+    def _abort(self) -> None:
+        self.stage.proxy.abort(self.lease.id, f"{self.lease.id}#{len(self.trajectory.turns)}")
+
+    def _observe(self, tokens: list[int]) -> None:
+        self.trajectory.observe(tokens)
+        self._context += tokens
+
+    def _answer(self, completion: Completion, seconds: float) -> None:
+        self.trajectory.answer(completion.spans, completion.text, completion.finish)
+        self.trajectory.turns[-1].seconds["generate"] = seconds
+        for span in completion.spans:
+            self._context += span.tokens
+
+    # ------------------------------------------------------------------------------------------------- the waits
+
+    async def _in_time(self, environment: Environment, call: Awaitable[T], what: str, timeout: float) -> T:
+        wait = self.stage.clock.wait(self.name, what, timeout)
+        if getattr(environment, "interruptible", True):
+            self._interruptible = wait
+        with wait:
+            value = await call
+        self._go_on()
+        return value
+
+    async def _meet(self, barrier: TurnBarrier) -> None:
+        """Wait for the others; the slowest of them has its own deadlines, and the batch has this one."""
+        self._interruptible = self.stage.clock.wait(self.name, "the other environments", self.stage.deadlines.get_batch)
+        with self._interruptible:
+            await barrier.arrive()
+        self._go_on()
 
     async def _score(self) -> bool:
         """Whether the trajectory could be scored."""
         try:
-            with self.stage.clock.wait(f"episode {self.lease.id}", "reward", self.stage.deadlines.reward):
+            with self.stage.clock.wait(self.name, "reward", self.stage.deadlines.reward):
                 await self.stage.scorer.score(self.trajectory)
         except (RewardFailed, DeadlineExceeded) as error:
             self.trajectory.cause = str(error)

@@ -1,12 +1,13 @@
 """LLMProxy: the one door through which environments reach engines.
 
-It picks a worker for each trajectory and stays with it, because that worker holds the trajectory's KV cache;
-a new trajectory goes to the worker with the fewest requests under way.
+It picks a worker for each trajectory and stays with it, because that worker holds the trajectory's KV cache; a new
+trajectory goes to the worker that holds the fewest. Members of a group that are to stay together all go to the
+worker their group's number says, so that every host picks the same one without asking.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from rollweave.engines.protocol import Completion, Engine, Request
 
@@ -15,15 +16,16 @@ class LLMProxy:
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = list(engines)
         self._home: dict[str, int] = {}
-        self._under_way = [0] * len(self._engines)
+        self._held = [0] * len(self._engines)
 
-    async def generate(self, request: Request) -> Completion:
-        worker = self._home.setdefault(request.trajectory, self._least_busy())
-        self._under_way[worker] += 1
-        try:
-            return await self._engines[worker].generate(request)
-        finally:
-            self._under_way[worker] -= 1
+    def generate(self, request: Request, group: int | None = None) -> Awaitable[Completion]:
+        """Sample a turn. `group`: the members of this group share a worker."""
+        worker = self._home.get(request.trajectory)
+        if worker is None:
+            worker = self._least_busy() if group is None else group % len(self._engines)
+            self._home[request.trajectory] = worker
+            self._held[worker] += 1
+        return self._engines[worker].generate(request)
 
     def abort(self, trajectory: str, request_id: str) -> None:
         if trajectory in self._home:
@@ -33,7 +35,8 @@ class LLMProxy:
         """The trajectory has ended: forget its worker, free its cache."""
         worker = self._home.pop(trajectory, None)
         if worker is not None:
+            self._held[worker] -= 1
             self._engines[worker].release(trajectory)
 
     def _least_busy(self) -> int:
-        return min(range(len(self._engines)), key=self._under_way.__getitem__)
+        return self._held.index(min(self._held))
