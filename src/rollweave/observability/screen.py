@@ -17,6 +17,9 @@ from rich.text import Text
 
 from rollweave.observability.text import bar, duration, number, percent, sparkline
 
+POOLS = {"engine": "engine", "trainer": "trainer", "environments": "envs"}
+"""Whose idle share is shown, and under which name: there is little room."""
+
 NOTES_KEPT = 4
 RECENT_STEPS = 10
 """Steps whose mean duration predicts the rest: long enough to be steady, short enough to follow a change."""
@@ -154,13 +157,13 @@ def _staleness(row: Mapping[str, Any]) -> Text:
 
 
 def _idle(row: Mapping[str, Any], width: int) -> Text:
-    pools = {key.removeprefix("idle/"): value for key, value in row.items() if key.startswith("idle/")}
+    pools = {pool: row[f"idle/{pool}"] for pool in POOLS if f"idle/{pool}" in row}
     length = max(4, min(20, width // max(len(pools), 1) - 18))
     text = Text()
     for pool, share in pools.items():
         full, empty = bar(share or 0.0, length)
         style = "green" if (share or 0.0) < 0.25 else "yellow" if (share or 0.0) < 0.6 else "red"
-        text.append(f"{pool} ").append(full, style=style).append(empty, style="bright_black")
+        text.append(f"{POOLS[pool]} ").append(full, style=style).append(empty, style="bright_black")
         text.append(f" {percent(share):<4}  ", style="bold")
     return text
 

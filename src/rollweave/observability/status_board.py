@@ -92,7 +92,7 @@ class StatusBoard:
             "written": self._wall(),
             "elapsed": now - self._began,
             "phase": {"name": doing[0], "seconds": now - doing[1]} if doing else None,
-            "graph": [node.as_json() for node in wait_for_graph(waits, accounts.work, now)],
+            "graph": [node.as_json() for node in wait_for_graph(waits, accounts.work, accounts.slots, now)],
             "waits": [wait._asdict() for wait in sorted(waits, key=lambda wait: -wait.seconds)[:WAITS_KEPT]],
             "last_minute": {"seconds": self._minute.seconds, "pools": self._minute.shares()},
             "queue": {

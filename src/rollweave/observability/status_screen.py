@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -13,9 +15,6 @@ from rich.tree import Tree
 
 from rollweave.observability.status import Status
 from rollweave.observability.text import duration, number, percent, sparkline
-
-BAR = 44
-"""Characters of a bar that is a whole minute."""
 
 STYLES = {
     "running": "bold green", "ended": "bold cyan", "dead": "bold red", "new": "bold yellow",
@@ -29,6 +28,9 @@ COLOURS = {
 
 NAMES = {"get_batch": "wait for data", "sync_exposed": "weight sync", "eval": "evaluation"}
 
+LABEL = 14
+"""Characters before a bar."""
+
 REST = {"engine": "idle", "trainer": "idle", "environments": "free"}
 """What a pool does when it does nothing else."""
 
@@ -36,7 +38,7 @@ REST = {"engine": "idle", "trainer": "idle", "environments": "free"}
 def status_screen(status: Status) -> RenderableType:
     parts: list[RenderableType] = [_facts(status)]
     if status.state in ("running", "dead") and status.now:
-        parts += [Text(), _waiting(status), Text(), _minute(status)]
+        parts += [Text(), _waiting(status), Text(), Minute(_as_mapping(status.now.get("last_minute")))]
     title = Text.assemble((status.name, "bold"), "  ", (_state(status), STYLES[status.state]))
     return Panel(
         Group(*parts),
@@ -100,8 +102,6 @@ def _queue(status: Status) -> Text:
         text.append(f"{queue['complete']}", style="bold").append(" groups complete, ")
         text.append(f"{queue['running']}", style="bold").append(" being played, ")
         text.append(f"{queue['free']}", style="bold").append(f" of {queue['slots']} slots free")
-        if queue["refused_seconds"] > 0:
-            text.append(f" (the staleness bound allows no more, {duration(queue['refused_seconds'])})", style="yellow")
         return text
     if "queue/length_seen" not in row:
         return Text("-", style="dim")
@@ -160,32 +160,43 @@ def _grow(tree: Tree, node: Mapping[str, Any]) -> None:
         branch.add(Text(f"and {node['more']} more", style="dim"))
 
 
-def _minute(status: Status) -> RenderableType:
-    minute = _as_mapping(status.now.get("last_minute"))
-    pools = _as_mapping(minute.get("pools"))
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(style="dim", no_wrap=True, width=12)
-    grid.add_column(no_wrap=True, width=BAR)
-    grid.add_column(ratio=1)
-    for pool, shares in pools.items():
-        if shares or pool in REST:
-            grid.add_row(pool, *_bar(pool, shares))
-    head = Text(f"where the last {number(minute.get('seconds') or 0.0, 2)} s went", style="dim")
-    return Group(head, grid)
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """A bar for each pool as wide as there is room, and below it what its parts are."""
+
+    minute: Mapping[str, Any]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(f"where the last {number(self.minute.get('seconds') or 0.0, 2)} s went", style="dim")
+        width = max(10, options.max_width - LABEL)
+        for pool, shares in _as_mapping(self.minute.get("pools")).items():
+            yield Text(f"{pool:<{LABEL}}", style="dim").append_text(_bar(shares, width))
+            yield Padding(_legend(pool, shares), (0, 0, 0, LABEL))
 
 
-def _bar(pool: str, shares: Mapping[str, float]) -> tuple[Text, Text]:
-    bar, legend = Text(), Text()
-    ranked = sorted(shares.items(), key=lambda item: -item[1])
-    for what, share in ranked:
-        bar.append("█" * round(share * BAR), style=COLOURS.get(what, "white"))
+def _bar(shares: Mapping[str, float], width: int) -> Text:
+    bar = Text(no_wrap=True)
+    reached, drawn = 0.0, 0
+    for what, share in _ranked(shares):
+        reached += share
+        until = min(width, round(reached * width))
+        bar.append("█" * (until - drawn), style=COLOURS.get(what, "white"))
+        drawn = until
+    return bar.append("░" * (width - drawn), style="bright_black")
+
+
+def _legend(pool: str, shares: Mapping[str, float]) -> Text:
+    legend = Text()
+    for what, share in _ranked(shares):
         if share >= 0.005:
             legend.append(f"{NAMES.get(what, what)} ", style=COLOURS.get(what, "white"))
             legend.append(f"{percent(share)}  ", style="bold")
     rest = max(0.0, 1.0 - sum(shares.values()))
-    bar.truncate(BAR)
-    bar.append("░" * (BAR - len(bar)), style="bright_black")
-    return bar, legend.append(f"{REST.get(pool, 'other')} {percent(rest)}", style="dim")
+    return legend.append(f"{REST[pool]} {percent(rest)}", style="dim")
+
+
+def _ranked(shares: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(shares.items(), key=lambda item: -item[1])
 
 
 def _as_mapping(value: Any) -> Mapping[str, Any]:

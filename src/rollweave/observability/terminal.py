@@ -96,9 +96,7 @@ def step_line(screen: Screen, ramp: str = BLOCKS) -> str:
     row = screen.row
     total = str(screen.header.steps)
     evaluation = screen.evaluations[-1] if screen.evaluations else None
-    idle = " ".join(
-        f"{key.removeprefix('idle/')} {percent(row[key]):>4}" for key in sorted(row) if key.startswith("idle/")
-    )
+    idle = " ".join(f"{pool} {percent(row.get(f'idle/{pool}')):>4}" for pool in ("engine", "trainer"))
     stale = f"{number(row.get('staleness/mean'), 2)}/{number(row.get('staleness/max'), 2)}"
     columns = [
         f"step {screen.done:>{len(total)}}/{total}",
@@ -107,7 +105,7 @@ def step_line(screen: Screen, ramp: str = BLOCKS) -> str:
         f"tok/s gen {number(row.get('tokens_per_second/generated'), 2):>4}"
         f" train {number(row.get('tokens_per_second/trained'), 2):>4}",
         f"stale {stale:<6}",
-        f"idle {idle}" if idle else "",
+        f"idle {idle}",
         f"{duration(row.get('time/step')):>6}",
     ]
     return "  ".join(column for column in columns if column)

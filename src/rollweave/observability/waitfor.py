@@ -14,6 +14,7 @@ from typing import Any
 
 from rollweave.clock import Waiting
 from rollweave.observability.openwork import OpenGroup, OpenWork
+from rollweave.observability.slots import SlotMeter
 
 SHOWN = 3
 """Children of a node that are named; the others are counted."""
@@ -35,11 +36,17 @@ class Node:
         return asdict(self)
 
 
-def wait_for_graph(waits: Iterable[Waiting], work: OpenWork, now: float) -> list[Node]:
-    """Roots are the waits of the driver; what an episode waits for explains them."""
+def wait_for_graph(waits: Iterable[Waiting], work: OpenWork, slots: SlotMeter, now: float) -> list[Node]:
+    """Roots are the waits of the driver, explained by what episodes wait for, and rollout itself if it is held back."""
     waits = list(waits)
     inside = {wait.who.removeprefix(EPISODE): wait for wait in waits if wait.who.startswith(EPISODE)}
-    return [_root(wait, work, inside, now) for wait in waits if not wait.who.startswith(EPISODE)]
+    roots = [_root(wait, work, inside, now) for wait in waits if not wait.who.startswith(EPISODE)]
+    if (refused := slots.refused_for(now)) > 0:
+        what = (
+            f"the next version: {slots.free} of {slots.slots} environments are free, the staleness bound admits no more"
+        )
+        roots.append(Node("rollout", what, refused))
+    return roots
 
 
 def _root(wait: Waiting, work: OpenWork, inside: Mapping[str, Waiting], now: float) -> Node:
@@ -73,8 +80,17 @@ def _group(group: OpenGroup, inside: Mapping[str, Waiting], now: float) -> Node:
 def _episode(episode: str, inside: Mapping[str, Waiting], playing: float | None) -> Node:
     """What it waits for where that is known, else for how long it has been playing."""
     if wait := inside.get(episode):
-        return Node(f"{EPISODE}{episode}", wait.what, wait.seconds)
-    return Node(f"{EPISODE}{episode}", "its end", playing)
+        return Node(_member(episode), wait.what, wait.seconds)
+    return Node(_member(episode), "its end", playing)
+
+
+def _member(episode: str) -> str:
+    """`7.3.0` is the first attempt of group 7's member 3; an evaluation keeps its name."""
+    named = re.fullmatch(r"\d+\.(\d+)\.(\d+)", episode)
+    if named is None:
+        return f"{EPISODE}{episode}"
+    member, attempt = named.groups()
+    return f"member {member}" if attempt == "0" else f"member {member} (attempt {int(attempt) + 1})"
 
 
 def _explain(node: Node, children: list[Node]) -> None:

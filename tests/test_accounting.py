@@ -1,0 +1,305 @@
+"""Where tokens, time and episodes went: hand-made event lists with known answers, and the whole control plane."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from rollweave.clock import run_virtual
+from rollweave.config.job import Job
+from rollweave.observability import catalogue
+from rollweave.observability.accounting import Accountant
+from rollweave.observability.bias import DurationBias, survival_mean
+from rollweave.observability.events import Event
+from rollweave.observability.queues import QueueMeter
+from rollweave.observability.slots import SlotMeter
+from rollweave.observability.tokens import CAUSES, TokenBooks
+from rollweave.rollout.ledger import AttemptEnd
+from rollweave.simulation.durations import constant, lognormal
+from rollweave.simulation.environment import EnvironmentModel
+from rollweave.simulation.world import SimulatedRun, World, simulate
+
+# ------------------------------------------------------------------------------------------------------ by hand
+
+
+def test_a_queue_seen_from_its_three_sides():
+    queue = QueueMeter()
+    queue.put(0, 1.0)
+    queue.put(1, 4.0)
+    queue.put(2, 5.0)
+    queue.leave(2)  # filtered: neither seen nor waited for
+    queue.ask(6.0)
+    queue.put(3, 9.0)
+    queue.serve([0, 1, 3], 9.0)
+    queue.answered(9.0)
+    assert queue.sample() == {
+        "queue/length_seen": 2,
+        "queue/wait_seconds": pytest.approx((8 + 5 + 0) / 3),
+        "queue/wait_seconds_max": 8,
+        "queue/trainer_blocked_seconds": 3,
+    }
+    assert queue.sample() == {"queue/trainer_blocked_seconds": 0.0}
+
+
+def test_free_slots_are_back_pressure_only_while_nobody_is_in_line():
+    slots = SlotMeter()
+    slots.change(0.0, free=0, slots=4, in_line=3)
+    slots.change(10.0, free=2, slots=4, in_line=1)  # a batch that waits for its last: not the bound's doing
+    slots.change(12.0, free=4, slots=4, in_line=0)
+    assert slots.refused_for(15.0) == 3
+    row = slots.sample(20.0)
+    assert row["queue/backpressure_seconds"] == 8
+    assert row["queue/free_slots"] == pytest.approx((2 * 2 + 8 * 4) / 20)
+    assert row["idle/environments"] == pytest.approx((2 * 2 + 8 * 4) / (20 * 4))
+    assert slots.sample(21.0)["queue/backpressure_seconds"] == 1  # goes on into the next step
+
+
+def test_tokens_add_up_and_what_is_missing_at_rest_was_lost():
+    books = TokenBooks()
+    books.sampled(100, thrown_away=7)
+    books.finish("a", 30)
+    books.finish("b", 20)
+    books.book("a", "trained", 30)
+    books.evaluation += 10
+    assert books.in_flight == 100 - 7 - 30 - 10  # b's 20, and 33 nobody has told of yet
+    books.settle()
+    row = books.sample()
+    assert row["tokens/wasted/lost"] == 7 + 33
+    assert row["tokens/in_flight"] == 20
+    assert row["tokens/wasted_share"] == pytest.approx(40 / 70)
+    books.book("b", "stale", 20)
+    row = books.sample()
+    assert (row["tokens/generated"], row["tokens/wasted/stale"], row["tokens/wasted/lost"]) == (0, 20, 0)
+    assert row["tokens/in_flight"] == 0
+
+
+def test_what_a_dead_engine_delivered_but_never_counted_is_no_negative_waste():
+    books = TokenBooks()
+    books.sampled(50, thrown_away=0)
+    books.finish("a", 60)
+    books.settle()
+    assert books.booked["lost"] == 0
+    assert (books.generated, books.in_flight) == (60, 60)
+
+
+def test_the_causes_are_the_ledgers_and_one_more():
+    assert set(CAUSES) == {end.value for end in AttemptEnd} - {"trained"} | {"lost"}
+
+
+# --------------------------------------------------------------------------------------------------------- bias
+
+
+def test_a_lower_limit_counts_as_at_least():
+    finished = [(1.0, True), (2.0, True), (3.0, True)]
+    assert survival_mean(finished, 3.0) == pytest.approx(2.0)  # nothing cut short: the plain mean
+    # One cut short at 1.5 was on its way to 2 or 3: the curve is 1, then 3/4, then 3/8.
+    assert survival_mean([*finished, (1.5, False)], 3.0) == pytest.approx(1 + 0.75 + 0.375)
+    assert survival_mean([*finished, (9.0, False)], 3.0) == pytest.approx(1 + 0.75 + 0.5)  # not guessed beyond 3
+
+
+def played(bias: DurationBias, durations: list[float], drop_at: float, thrown_away: bool = True) -> None:
+    for number, seconds in enumerate(durations):
+        bias.begin(str(number), 0.0)
+        natural = seconds <= drop_at
+        bias.end(str(number), min(seconds, drop_at), int(10 * min(seconds, drop_at)), natural)
+        if not natural and thrown_away:
+            bias.throw_away(str(number))
+
+
+def test_dropping_what_is_slow_shows_as_a_bias():
+    bias = DurationBias()
+    played(bias, [1.0, 2.0, 3.0, 4.0], drop_at=3.5)
+    # kept: 1, 2, 3. Started: also one of at least 3.5, of which no more than 3 is known to happen.
+    assert bias.sample(9.0)["bias/duration"] == pytest.approx(2.0 / 2.25 - 1)
+    assert bias.sample(9.0)["bias/tokens"] == pytest.approx(20 / 22.5 - 1)
+
+
+def test_whoever_waits_has_no_bias_at_any_moment_though_the_long_ones_still_run():
+    draw, bias = random.Random(0), DurationBias()
+    ends = []
+    for number in range(200):
+        begin, seconds = number * 0.1, draw.lognormvariate(0.0, 1.5)
+        bias.begin(str(number), begin)
+        ends.append((begin + seconds, str(number)))
+        naive = [e for e in sorted(ends) if e[0] <= begin]
+        for time, name in naive:
+            bias.end(name, time, 1, natural=True)
+        if naive:
+            assert bias.sample(begin)["bias/duration"] == 0.0
+
+
+def test_bias_is_silent_until_it_knows_something_and_forgets_what_is_long_ago():
+    bias = DurationBias(window=2)
+    bias.begin("0", 0.0)
+    assert bias.sample(5.0) == {}
+    played(bias, [1.0, 2.0], drop_at=2.0)
+    assert bias.sample(9.0) == {"bias/duration": 0.0, "bias/tokens": 0.0}
+    bias.begin("x", 10.0)
+    bias.begin("y", 10.0)
+    assert bias.sample(11.0) == {}  # the two that are left still play
+
+
+def test_cutting_episodes_short_does_not_shorten_the_estimate_of_what_was_started():
+    """Lengths of mean 1, cut at a moment of their own: the mean of what was seen is far too short."""
+    draw, bias, seen = random.Random(1), DurationBias(window=4000), []
+    for number in range(4000):
+        seconds, cancelled = draw.expovariate(1.0), draw.uniform(0.0, 6.0)
+        seen.append((min(seconds, cancelled), seconds <= cancelled))
+        bias.begin(str(number), 0.0)
+        bias.end(str(number), seen[-1][0], 1, natural=seen[-1][1])
+        if seconds > cancelled:
+            bias.throw_away(str(number))
+    assert sum(seconds for seconds, _ in seen) / len(seen) < 0.9
+    assert survival_mean(seen, 6.0) == pytest.approx(1.0, abs=0.05)
+    kept = [seconds for seconds, natural in seen if natural]
+    assert bias.sample(9.0)["bias/duration"] == pytest.approx(sum(kept) / len(kept) - 1.0, abs=0.05)
+
+
+# --------------------------------------------------------------------------------------- a schedule known by heart
+
+
+def job(pipeline: dict[str, Any], steps: int = 3, **rollout: Any) -> Job:
+    numbers = {"groups_per_step": 2, "group_size": 2, "environments": 8, "max_turns": 9, **rollout}
+    return Job.model_validate(
+        {
+            "model": {"type": "tiny"},
+            "environment": {"type": "frozen_lake"},
+            "pipeline": pipeline,
+            "rollout": numbers,
+            "training": {"steps": steps, "loss": {"denominator": "behaviour"}},
+            "evaluation": {"every": 0},
+        }
+    )
+
+
+def run(job: Job, world: World) -> SimulatedRun:
+    return run_virtual(lambda clock: simulate(job, world, clock))
+
+
+STEADY = World(
+    token_seconds=constant(0.5),
+    answer_tokens=lambda rng: 4,
+    train_seconds=constant(10.0),
+    environment=EnvironmentModel(turns=lambda rng: 1, step_seconds=constant(3.0)),
+)
+"""Every episode: 2 s of generation (4 tokens), 3 s of environment. Every train step: 10 s."""
+
+
+def test_a_synchronous_step_of_which_every_second_is_known():
+    row = run(job({"type": "sync+"}), STEADY).rows[1]
+    assert row["time/step"] == 15
+    assert row["queue/trainer_blocked_seconds"] == row["time/get_batch"] == 5
+    assert row["queue/length_seen"] == 0
+    assert row["queue/wait_seconds"] == 0  # the last member ends together with the others
+    assert row["idle/get_batch"] == pytest.approx(5 / 15)
+    assert row["idle/trainer"] == pytest.approx(5 / 15)
+    assert row["idle/engine"] == pytest.approx(13 / 15)
+    # 4 of 8 slots for 5 s, then none while the trainer works. All of it is the bound's doing: 4 are never needed.
+    assert row["queue/backpressure_seconds"] == 15
+    assert row["idle/environments"] == pytest.approx(1 - 4 * 5 / (8 * 15))
+    assert row["queue/free_slots"] == pytest.approx(8 - 4 * 5 / 15)
+    assert (row["tokens/generated"], row["tokens/trained"], row["tokens/in_flight"]) == (16, 16, 0)
+    assert row["staleness/share/0"] == 1.0
+
+
+def test_an_overlapped_step_of_which_every_second_is_known():
+    row = run(job({"type": "rollart", "alpha": 1}), STEADY).rows[2]
+    assert row["time/step"] == 10  # generation is hidden
+    assert row["queue/trainer_blocked_seconds"] == 0
+    assert row["queue/length_seen"] == 2
+    assert row["queue/wait_seconds"] == row["queue/wait_seconds_max"] == 5  # done 5 s into a train step of 10
+    assert row["queue/backpressure_seconds"] == 10
+    assert row["idle/trainer"] == 0
+    assert row["idle/engine"] == pytest.approx(0.8)
+    assert row["tokens/in_flight"] == 16  # the next step's groups, complete
+    assert (row["staleness/mean"], row["staleness/max"], row["staleness/share/1"]) == (1, 1, 1.0)
+    assert row["ledger/task/trained"] == 6 and row["ledger/task/open"] == 2
+    assert row["ledger/attempt/trained"] == 12 and row["ledger/attempt/open"] == 4
+
+
+def test_every_key_is_in_the_catalogue():
+    rows = run(job({"type": "rollart", "alpha": 1}), STEADY).rows
+    assert all(catalogue.find(key) for row in rows for key in row)
+
+
+# ------------------------------------------------------------------------------------ the whole, under all policies
+
+HEAVY = World(
+    token_seconds=constant(0.2),
+    environment=EnvironmentModel(turns=lambda rng: rng.randint(1, 5), step_seconds=lognormal(0.5, 1.5)),
+    train_seconds=constant(2.0),
+)
+
+MODES: list[dict[str, Any]] = [
+    {"type": "sync"},
+    {"type": "sync+"},
+    {"type": "one_off"},
+    {"type": "areal"},
+    {"type": "rollart", "alpha": 1},
+    {"type": "rollart", "alpha": 1, "in_flight": "restart_turn"},
+    {"type": "rollart", "alpha": 1, "policy": "drop"},
+    {"type": "rollart", "alpha": 1.5, "policy": "requeue"},
+]
+
+
+def total(result: SimulatedRun, prefix: str) -> int:
+    return sum(int(value) for row in result.rows for key, value in row.items() if key.startswith(prefix))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pipeline", MODES, ids=lambda mode: "-".join(map(str, mode.values())))
+def test_generated_is_trained_and_wasted_and_in_flight(pipeline: dict[str, Any]):
+    """Against the witness, who counted at the engines: nothing is in flight but what open attempts really hold."""
+    result = run(job(pipeline, steps=12), HEAVY)
+    last, witness = result.rows[-1], result.witness
+    booked = total(result, "tokens/trained") + total(result, "tokens/wasted/")
+    assert total(result, "tokens/generated") == booked + int(last["tokens/in_flight"])  # type: ignore[arg-type]
+    assert total(result, "tokens/wasted/lost") == sum(witness.redrawn.values())
+    open_attempts = result.parts.scheduler.ledger.open_attempts
+    held = sum(len(one.tokens) for id, one in witness.answered.items() if id.split("#")[0] in open_attempts)
+    assert last["tokens/in_flight"] == held + sum(witness.abandoned.values())  # cut off when the world ended
+
+
+def test_waiting_wastes_nothing_and_has_no_bias_and_dropping_does():
+    waits = run(job({"type": "rollart", "alpha": 1}, steps=20), HEAVY).rows[-1]
+    assert (waits["tokens/wasted_share"], waits["bias/duration"], waits["bias/tokens"]) == (0.0, 0.0, 0.0)
+    drops = run(job({"type": "rollart", "alpha": 1, "policy": "drop"}, steps=20), HEAVY)
+    last = drops.rows[-1]
+    wasted, trained = total(drops, "tokens/wasted/"), total(drops, "tokens/trained")
+    assert last["tokens/wasted_share"] == pytest.approx(wasted / (wasted + trained))
+    assert wasted > 0
+    assert float(last["bias/duration"]) < -0.05  # type: ignore[arg-type]
+
+
+def test_evaluations_stand_beside_the_books():
+    evaluating = job({"type": "sync+"}, steps=4)
+    evaluating = evaluating.model_copy(
+        update={"evaluation": evaluating.evaluation.model_copy(update={"every": 2, "tasks": 3})}
+    )
+    result = run(evaluating, STEADY)
+    rows = [row for row in result.rows if "tokens/generated" in row]
+    assert [row["tokens/evaluation"] for row in rows] == [12, 0, 12, 0]
+    assert [row["tokens/generated"] for row in rows] == [28, 16, 28, 16]
+    assert all(row["tokens/wasted/lost"] == 0 and row["tokens/in_flight"] == 0 for row in rows)
+
+
+def test_a_recorded_run_gives_the_same_numbers():
+    """The accountant knows nothing but events: played again, they give the rows again."""
+    result = run(job({"type": "rollart", "alpha": 1, "policy": "requeue"}, steps=6), HEAVY)
+    again, rows = Accountant(), []
+    for event in result.recorder.events:
+        again(Event(event.time, event.name, event.data))
+        if event.name == "phase.end" and event.data["phase"] == "eval":  # a row is written right after
+            rows.append(again.sample(event.time))
+    recorded = [key for key in rows[-1] if key.startswith(("queue/", "bias/", "idle/", "tokens/wasted/stale"))]
+    assert len(recorded) > 8
+    for live, replayed in zip(result.rows, rows, strict=True):
+        assert {key: live.get(key) for key in recorded} == {key: replayed.get(key) for key in recorded}
+
+
+def test_restarts_of_workers_are_counted():
+    accountant = Accountant()
+    for _ in range(2):
+        accountant(Event(1.0, "worker.restarted", {"worker": "engine", "seconds": 2.0, "cause": "killed"}))
+    assert accountant.sample(2.0)["restarts/engine"] == 2
