@@ -298,6 +298,48 @@ def test_a_recorded_run_gives_the_same_numbers():
         assert {key: live.get(key) for key in recorded} == {key: replayed.get(key) for key in recorded}
 
 
+def test_what_was_being_played_when_a_driver_died_is_lost_in_the_first_row_of_its_successor():
+    result = run(job({"type": "rollart", "alpha": 1}, steps=6), HEAVY)
+    written = result.rows[:4]
+    ends = [i for i, e in enumerate(result.recorder.events) if e.name == "phase.end" and e.data["phase"] == "eval"]
+    events = result.recorder.events[: ends[3] + 1]
+    resumed = Accountant()
+    resumed.resume(events, written)
+    assert resumed.quiet
+    first = resumed.sample(events[-1].time)
+    finished = {e.data["id"]: e.data["tokens"] for e in events if e.name == "trajectory.end"}
+    for event in events:
+        if event.name == "attempt.end":
+            finished.pop(event.data["id"], None)
+    assert first["tokens/in_flight"] == sum(finished.values())  # complete or nearly so: kept by the checkpoint
+    assert first["tokens/wasted/lost"] == written[-1]["tokens/in_flight"] - sum(finished.values()) > 0
+    assert first["tokens/generated"] == 0
+    assert first["bias/duration"] == 0.0  # until the scheduler books them as aborted
+
+
+def test_a_group_that_is_filtered_is_not_in_the_queue_and_a_failure_is_no_length():
+    accountant = Accountant()
+
+    def say(time: float, name: str, **data: Any) -> None:
+        accountant(Event(time, name, data))
+
+    for group in (0, 1):
+        say(0.0, "group.admit", group=group, version=0)
+        say(0.0, "episode.begin", id=f"{group}.0.0", group=group, free=0, slots=2, in_line=0)
+        say(4.0, "episode.end", id=f"{group}.0.0", group=group, free=1, slots=2, in_line=0)
+    say(4.0, "trajectory.end", id="0.0.0", outcome="finished", tokens=8)
+    say(4.0, "trajectory.end", id="1.0.0", outcome="timed_out", tokens=8)
+    for group in (0, 1):
+        say(4.0, "group.complete", group=group, members=1)
+    say(5.0, "task.end", group=1, end="filtered")
+    say(5.0, "attempt.end", id="1.0.0", end="infra-failed", tokens=8)
+    say(6.0, "phase.begin", phase="get_batch", step=0)
+    row = accountant.sample(6.0)
+    assert row["queue/length_seen"] == 1
+    assert row["bias/duration"] == 0.0  # had it ended by itself at 4 s, throwing it away would still be no bias:
+    assert [one.natural for one in accountant.bias._attempts.values()] == [True, False]
+
+
 def test_restarts_of_workers_are_counted():
     accountant = Accountant()
     for _ in range(2):

@@ -90,9 +90,11 @@ class Accountant:
             last = event.time
         self.tokens.generated = sum(int(row.get("tokens/generated") or 0) for row in rows)
         self.tokens.booked[LOST] = sum(int(row.get(f"tokens/wasted/{LOST}") or 0) for row in rows)
-        self.work.end_all()
+        for episode in self.work.end_all():
+            self.bias.end(episode, last, 0, natural=False)
         self._evaluating = False
         self.sample(last)  # those rows are written
+        self.tokens.settle()  # what was being played is gone: lost in the first row to come
 
     # ------------------------------------------------------------------------------------------------ listeners
 

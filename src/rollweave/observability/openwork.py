@@ -35,10 +35,12 @@ class OpenWork:
         if group is not None and group in self.groups:
             self.groups[group].playing.pop(episode, None)
 
-    def end_all(self) -> None:
-        """Whoever played is gone."""
-        for episode in list(self.playing):
+    def end_all(self) -> list[str]:
+        """Whoever played is gone; returns what was being played."""
+        episodes = list(self.playing)
+        for episode in episodes:
             self.end(episode)
+        return episodes
 
     def close(self, group: int) -> None:
         self.groups.pop(group, None)

@@ -42,9 +42,7 @@ def wait_for_graph(waits: Iterable[Waiting], work: OpenWork, slots: SlotMeter, n
     inside = {wait.who.removeprefix(EPISODE): wait for wait in waits if wait.who.startswith(EPISODE)}
     roots = [_root(wait, work, inside, now) for wait in waits if not wait.who.startswith(EPISODE)]
     if (refused := slots.refused_for(now)) > 0:
-        what = (
-            f"the next version: {slots.free} of {slots.slots} environments are free, the staleness bound admits no more"
-        )
+        what = f"the next version: {slots.free} of {slots.slots} slots are free, but the staleness bound admits no more"
         roots.append(Node("rollout", what, refused))
     return roots
 
