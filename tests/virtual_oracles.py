@@ -61,7 +61,7 @@ def trained_tokens_are_the_sampled_ones(job: Job, run: SimulatedRun) -> None:
     """Id for id what an engine answered, to the context it was given, under the version it had."""
     for trajectory in trained(run):
         context: list[int] = []
-        for number, turn in enumerate(trajectory.turns):
+        for number, turn in enumerate(trajectory.turns, start=1):
             context += turn.observation.tokens
             answered = run.witness.answered[f"{trajectory.id}#{number}"]
             answer = [token for span in turn.answer for token in span.tokens]

@@ -168,15 +168,15 @@ class SimulatedEngine:
 
     def _ring(self, answer: Answer) -> None:
         if not self._standing and not answer.done.done():
-            self._catch_up(answer)
+            self._catch_up(answer, answer.ends_at)  # the loop may be a nanosecond early
             answer.done.set_result(answer.completion())
 
-    def _catch_up(self, answer: Answer) -> None:
+    def _catch_up(self, answer: Answer, now: float | None = None) -> None:
         if self._standing or answer.done.done():
             return
         before = answer.drawn
         version, cache = self._stats.version, self._caches.get(answer.request.trajectory)
-        answer.draw_until(self._clock.now(), version, cache if cache != version else None)
+        answer.draw_until(now or self._clock.now(), version, cache if cache != version else None)
         self._stats.sampled_tokens += answer.drawn - before
         self._witness.sampled[answer.request.id] += answer.drawn - before
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from rollweave.clock import Clock
 from rollweave.config.job import Job
@@ -84,6 +85,7 @@ async def simulate(job: Job, world: World, clock: Clock) -> SimulatedRun:
             max_turns=job.rollout.max_turns,
             max_context=job.rollout.max_context,
             barrier=TurnBarrier() if job.pipeline.type == "sync" else None,
+            prompt_replication=job.rollout.prompt_replication,
         )
 
     capacity = -(-job.rollout.slots // world.hosts)
@@ -92,6 +94,7 @@ async def simulate(job: Job, world: World, clock: Clock) -> SimulatedRun:
         for n in range(world.hosts)
     ]
     async with asyncio.TaskGroup() as tasks:
+        _see_every_failure(tasks)
         for host in hosts:
             host.begin(tasks)
         trouble = tasks.create_task(suffer(world.outages, run.engines, hosts, clock, tasks), name="outages")
@@ -101,6 +104,18 @@ async def simulate(job: Job, world: World, clock: Clock) -> SimulatedRun:
         for host in hosts:
             host.kill()
     return run
+
+
+def _see_every_failure(tasks: asyncio.TaskGroup) -> None:
+    """What goes wrong in a callback of the loop ends the run, where asyncio would only log it."""
+
+    async def fail(context: dict[str, Any]) -> None:
+        raise context.get("exception") or RuntimeError(context["message"])
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        tasks.create_task(fail(context), name="failure in a callback")
+
+    asyncio.get_running_loop().set_exception_handler(handle)
 
 
 def _assemble(job: Job, world: World, clock: Clock, dispatcher: Dispatcher) -> SimulatedRun:
