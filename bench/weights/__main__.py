@@ -1,8 +1,8 @@
 """`python -m bench.weights [--layers N] [--versions N] [--json]`
 
 A model of SmolLM2's size (135M parameters, 540 MB) with random weights generates eight answers while new versions
-arrive through the shared-memory store. `prepare` is run in the two ways an engine could: at once, between two steps,
-and in a thread beside them, which is what an engine with a process of its own does.
+arrive through the shared-memory store. `prepare` is run in the three ways an engine could: at once between two steps, a
+bucket at a time between two steps, and in a thread beside them, which is what an engine with a process of its own does.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import asyncio
 import json
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -25,10 +26,45 @@ from rollweave.clock import Clock
 from rollweave.engines.loop import Background, EngineLoop
 from rollweave.engines.protocol import Request, Sampling
 from rollweave.engines.torch.engine import TorchEngine
+from rollweave.weights import buckets
+from rollweave.weights.fingerprint import Fingerprint
 from rollweave.weights.store import SharedMemoryStore
 
 ANSWERS = 8
-WAYS: dict[str, Background | None] = {"at once": None, "thread": asyncio.to_thread}
+
+
+class Turns:
+    """Lets a thread verify and stage one bucket after every step, and the steps wait for it."""
+
+    def __init__(self) -> None:
+        self._cut = buckets._cut
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._waiting = False
+
+    def after_step(self) -> None:
+        if self._waiting:
+            self._go.release()
+            self._done.acquire()
+
+    async def background(self, work: Callable[[], Fingerprint]) -> Fingerprint:
+        buckets._cut = self._paced
+        try:
+            return await asyncio.to_thread(work)
+        finally:
+            buckets._cut = self._cut
+
+    def _paced(self, layout: Sequence[buckets.Placed], bucket_bytes: int) -> Iterator[list[buckets.Piece]]:
+        *others, last = self._cut(layout, bucket_bytes)
+        self._waiting = True
+        for bucket in (*others, last):
+            self._go.acquire()
+            yield bucket
+            self._waiting = bucket is not last
+            self._done.release()
+
+
+TURNS = Turns()
+WAYS: dict[str, Background | None] = {"at once": None, "buckets": TURNS.background, "thread": asyncio.to_thread}
 
 
 class Mute:
@@ -48,12 +84,13 @@ class Steps:
         began = time.perf_counter()
         completions = self._step()
         self.times.append((began, time.perf_counter()))
+        TURNS.after_step()
         return completions
 
     def longest_gap(self, since: float, until: float) -> float:
         """Between two steps, while something went on: how long every answer stood still."""
         pairs = zip(self.times, self.times[1:], strict=False)
-        return max((b[0] - a[1] for a, b in pairs if b[0] > since and a[1] < until), default=0.0)
+        return max((b[0] - max(a[1], since) for a, b in pairs if b[0] > since and a[1] < until), default=0.0)
 
     def typical(self, since: float, until: float) -> float:
         return median([end - began for began, end in self.times if began >= since and end <= until] or [0.0])
