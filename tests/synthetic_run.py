@@ -36,7 +36,7 @@ def decode(tokens: list[int]) -> str:
 
 
 def rows(steps: int, seed: int = 0, evaluate_every: int = 10) -> list[dict[str, Any]]:
-    draw = random.Random(seed)
+    draw, accounts = random.Random(seed), random.Random(seed)
     made, elapsed, trained, surplus, failed = [], 0.0, 0, 0, 0
     for step in range(steps):
         skill = 1 / (1 + math.exp(-(step - steps * 0.45) / max(steps * 0.1, 1)))
@@ -67,6 +67,21 @@ def rows(steps: int, seed: int = 0, evaluate_every: int = 10) -> list[dict[str, 
             "tokens_per_second/trained": generated * 0.96 / times["step"],
             "staleness/mean": draw.uniform(0.7, 1.0) if step else 0.0,
             "staleness/max": 1 if step else 0,
+            "staleness/share/0": 0.2 if step else 1.0,
+            "staleness/share/1": 0.8 if step else 0.0,
+            "tokens/wasted_share": 0.01,
+            "tokens/evaluation": 0,
+            "tokens/in_flight": 2100,
+            "bias/duration": accounts.uniform(-0.02, 0.0),
+            "bias/tokens": accounts.uniform(-0.01, 0.0),
+            "queue/length_seen": accounts.choice([0, 3, 9]),
+            "queue/wait_seconds": accounts.uniform(0.2, 0.5),
+            "queue/wait_seconds_max": accounts.uniform(0.6, 1.1),
+            "queue/trainer_blocked_seconds": times["get_batch"],
+            "queue/backpressure_seconds": accounts.uniform(0.0, 0.4),
+            "queue/free_slots": accounts.uniform(0.0, 9.0),
+            "idle/environments": accounts.uniform(0.1, 0.3),
+            "idle/get_batch": times["get_batch"] / times["step"],
             "idle/engine": draw.uniform(0.05, 0.2),
             "idle/trainer": 1 - times["train"] / times["step"],
             "offpolicy/ess": draw.uniform(0.93, 0.99),
@@ -76,6 +91,8 @@ def rows(steps: int, seed: int = 0, evaluate_every: int = 10) -> list[dict[str, 
             "loss/total": draw.gauss(0, 0.02),
             "grad/norm": draw.uniform(0.2, 0.8),
             "lr": 1e-3,
+            "ledger/task/trained": trained // 8,
+            "ledger/task/open": 8,
             "ledger/attempt/trained": trained,
             "ledger/attempt/surplus": surplus,
             "ledger/attempt/infra-failed": failed,

@@ -39,7 +39,9 @@ def page(run: Run) -> str:
         sections.tiles(run),
         charts.learning_curve(run),
         _grid(charts.time_per_phase(run), charts.idle_shares(run), charts.staleness(run), charts.throughput(run)),
-        f'<h2>Off-policy</h2><div class="charts thirds">{charts.off_policy(run)}</div>',
+        _thirds("Queue", charts.queue(run)),
+        _thirds("What was consumed", charts.fate(run)),
+        _thirds("Off-policy", charts.off_policy(run)),
         sections.ledger(run),
         sections.waits(run),
         sections.transcripts(run),
@@ -57,3 +59,7 @@ def page(run: Run) -> str:
 
 def _grid(*figures: str) -> str:
     return f'<div class="charts">{"".join(figures)}</div>'
+
+
+def _thirds(title: str, figures: str) -> str:
+    return f'<h2>{escape(title)}</h2><div class="charts thirds">{figures}</div>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
+from math import ceil
 from pathlib import Path
 
 from rollweave.errors import RunFolderError
@@ -73,7 +74,7 @@ def _dense(layer: Series, steps: Sequence[Point]) -> Series:
 
 
 def idle_shares(run: Run) -> str:
-    pools = list(run.last("idle/"))
+    pools = [pool for pool in run.last("idle/") if pool != "get_batch"]  # a phase: it stands in the chart beside
     series = [Series(pool, run.points(f"idle/{pool}"), f"s{i}") for i, pool in enumerate(pools, 1)]
     chart = line_chart(series, y_range=(0.0, 1.0), fmt=percent)
     return figure("Idle share", "the part of each step in which a pool had nothing to do", chart, series)
@@ -85,7 +86,8 @@ def staleness(run: Run) -> str:
         Series("max", run.points("staleness/max"), "s3", peak=True),
     ]
     alpha = run.setting("pipeline", "alpha")
-    rule = (float(alpha), f"bound α = {alpha}") if isinstance(alpha, int | float) else None
+    # With 1.5, half of a batch may be 2 versions old.
+    rule = (float(ceil(alpha)), f"bound α = {alpha:g}") if isinstance(alpha, int | float) else None
     chart = line_chart(series, y_range=(0.0, 1.0), rule=rule)
     return figure("Staleness", "policy versions between a trajectory's oldest token and its train step", chart, series)
 
@@ -98,29 +100,77 @@ def throughput(run: Run) -> str:
     return figure("Throughput", "sampled tokens per second", line_chart(series, y_range=(0.0, None)), series)
 
 
-def off_policy(run: Run) -> str:
-    """Three small ones: their scales have nothing in common."""
-    return "".join(
-        _small(run, *which)
-        for which in (
-            ("Effective sample size", "of the importance ratios; 100%: on-policy", "offpolicy/ess", _fine_percent),
-            ("Clip fraction", "tokens whose gradient was clipped", "offpolicy/clip_fraction", _fine_percent),
-            ("Log-prob gap", "engine against trainer, same version", "mismatch/logprob_gap", number),
-        )
+def queue(run: Run) -> str:
+    """The buffer between rollout and trainer: what the trainer sees, what a sample sees, who is held up."""
+    seen = [Series("groups", run.points("queue/length_seen"), "s1")]
+    waits = [
+        Series("mean", run.points("queue/wait_seconds"), "s1"),
+        Series("longest", run.points("queue/wait_seconds_max"), "s3", peak=True),
+    ]
+    held_up = [
+        Series("trainer, by missing data", run.points("queue/trainer_blocked_seconds"), "s2"),
+        Series("rollout, by the bound", run.points("queue/backpressure_seconds"), "s5"),
+    ]
+    return (
+        _small("Queue length", "complete groups when the trainer asked", seen)
+        + _small("Time in the queue", "from complete to consumed", waits, duration)
+        + _small("Held up", "seconds of each step", held_up, duration)
     )
 
 
-def _small(run: Run, title: str, hint: str, key: str, fmt: Format) -> str:
-    series = [Series(title.lower(), run.points(key), "s4")]
-    return figure(title, hint, line_chart(series, width=370, height=160, fmt=fmt), [])
+def fate(run: Run) -> str:
+    """What became of what was sampled, and whether it is still what was started."""
+    causes = [cause for cause in run.last("tokens/wasted/") if any(y for _, y in run.points(f"tokens/wasted/{cause}"))]
+    wasted = _stack(run, "tokens/wasted/", causes)
+    ages = sorted(run.last("staleness/share/"), key=int)
+    bias = [
+        Series("seconds", run.points("bias/duration"), "s1"),
+        Series("tokens", run.points("bias/tokens"), "s4"),
+    ]
+    shares = _stack(run, "staleness/share/", ages)
+    return (
+        _small("Wasted tokens", "by cause", wasted, bars=True, nothing="nothing was wasted")
+        + _small("Age of the batch", "share of trajectories, by versions", shares, percent, bars=True)
+        + _small("Duration bias", "trained episodes against started ones", bias, _fine_percent, (-0.05, 0.05))
+    )
+
+
+def _stack(run: Run, prefix: str, names: Sequence[str]) -> list[Series]:
+    steps = run.points("time/step")
+    return [_dense(Series(name, run.points(prefix + name), f"s{i}"), steps) for i, name in enumerate(names, 1)]
+
+
+def off_policy(run: Run) -> str:
+    """Three small ones: their scales have nothing in common."""
+    ess = [Series("effective sample size", run.points("offpolicy/ess"), "s4")]
+    clipped = [Series("clip fraction", run.points("offpolicy/clip_fraction"), "s4")]
+    gap = [Series("log-prob gap", run.points("mismatch/logprob_gap"), "s4")]
+    return (
+        _small("Effective sample size", "of the importance ratios; 100%: on-policy", ess, _fine_percent)
+        + _small("Clip fraction", "tokens whose gradient was clipped", clipped, _fine_percent, (0.0, 0.01))
+        + _small("Log-prob gap", "engine against trainer, same version", gap)
+    )
+
+
+def _small(
+    title: str,
+    hint: str,
+    series: list[Series],
+    fmt: Format = number,
+    y_range: tuple[float | None, float | None] = (None, None),
+    bars: bool = False,
+    nothing: str = "",
+) -> str:
+    chart = stacked_bars(series, 370, 160, fmt) if bars else line_chart(series, 370, 160, y_range, fmt)
+    return figure(title, hint, chart, series, nothing=nothing)
 
 
 def _fine_percent(share: float) -> str:
-    return f"{share * 100:.3g}%"
+    return f"{share * 100:.4g}%"
 
 
-def figure(title: str, hint: str, chart: str, series: Sequence[Series], wide: bool = False) -> str:
-    body = chart or '<p class="empty">nothing recorded yet</p>'
+def figure(title: str, hint: str, chart: str, series: Sequence[Series], wide: bool = False, nothing: str = "") -> str:
+    body = chart or f'<p class="empty">{nothing or "nothing recorded yet"}</p>'
     keys = legend(series) if len([s for s in series if not s.faint]) > 1 and chart else ""
     return (
         f'<figure class="card{" wide" if wide else ""}"><figcaption><b>{escape(title)}</b> '

@@ -38,13 +38,14 @@ def heading(run: Run) -> str:
 def _mode(run: Run) -> str | None:
     alpha = run.setting("pipeline", "alpha")
     mode = run.setting("pipeline", "type")
-    return f"{mode}, α = {alpha}" if alpha is not None else mode
+    return f"{mode}, α = {alpha:g}" if isinstance(alpha, int | float) else mode
 
 
 def tiles(run: Run) -> str:
     summary = run.summary
     wasted = sum(summary.tokens_wasted.values())
-    share = wasted / summary.tokens_generated if summary.tokens_generated else None
+    settled = wasted + summary.tokens_trained
+    share = wasted / settled if settled else None
     total = run.setting("training", "steps")
     made = [
         _reward_tile(run),
@@ -60,7 +61,7 @@ def tiles(run: Run) -> str:
         _tile(
             "Staleness", number(summary.staleness_max), f"at most; {number(_mean(run, 'staleness/mean'), 2)} on average"
         ),
-        _tile("Wasted", percent(share), f"{number(wasted)} of {number(summary.tokens_generated)} tokens"),
+        _tile("Wasted", percent(share), f"{number(wasted)} of {number(settled)} tokens"),
     ]
     return f'<div class="tiles">{"".join(made)}</div>'
 

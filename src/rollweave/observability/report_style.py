@@ -4,9 +4,9 @@ from __future__ import annotations
 
 VARIABLES = """
 :root{--page:#f6f7f9;--surface:#fff;--ink:#1a1d21;--muted:#667079;--line:#e3e6ea;--soft:#eef1f4;
---s0:#b4bbc3;--s1:#2a78d6;--s2:#16a37a;--s3:#e8642c;--s4:#6a52c8;--s5:#d99a00;--good:#117a4b;--bad:#c0362c;--warn:#8a6100}
+--s0:#b4bbc3;--s1:#2a78d6;--s2:#16a37a;--s3:#e8642c;--s4:#6a52c8;--s5:#d99a00;--s6:#c2478f;--s7:#4aa3b5;--good:#117a4b;--bad:#c0362c;--warn:#8a6100}
 @media (prefers-color-scheme:dark){:root{--page:#101316;--surface:#181c20;--ink:#e8eaed;--muted:#99a3ad;--line:#2a3036;
---soft:#21262c;--s0:#59626b;--s1:#5b9cf0;--s2:#2fbf92;--s3:#f0854f;--s4:#a191f2;--s5:#e0ab2e;--good:#4cc38a;--bad:#f2776c;
+--soft:#21262c;--s0:#59626b;--s1:#5b9cf0;--s2:#2fbf92;--s3:#f0854f;--s4:#a191f2;--s5:#e0ab2e;--s6:#e07cb8;--s7:#6cc0d0;--good:#4cc38a;--bad:#f2776c;
 --warn:#e0b252}}
 """
 

@@ -29,7 +29,7 @@ class Series:
     name: str
     points: Sequence[Point]
     colour: str
-    """A CSS variable of the page: s1 .. s5, s0 for grey."""
+    """A CSS variable of the page: s1 .. s7, s0 for grey."""
     dots: bool = False
     faint: bool = False
     """Drawn thin and pale, and left out of the legend: raw data behind a smoothed line."""
