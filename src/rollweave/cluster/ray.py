@@ -54,7 +54,7 @@ async def start_ray(
             *_host_keepers(crew, blueprint, runtime, logs, dispatcher),
         ]
         await asyncio.gather(crew.ready(trainer), *(keeper.start() for keeper in keepers))
-        client = RayTrainer(trainer, clock, blueprint.job.rollout.deadlines, on_step=crew.restarts.progress)
+        client = RayTrainer(trainer, clock, blueprint.job.rollout.deadlines, crew.restarts)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(keeper.run()) for keeper in keepers]
             yield Machinery(crew.engines, _placed(runtime, client, crew.engines), dispatcher, crew.waits)

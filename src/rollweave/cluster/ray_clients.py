@@ -8,7 +8,6 @@ command it was giving. So nobody above knows that an engine can die.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from rollweave.clock import Clock
 from rollweave.cluster.counters import LifetimeStats
 from rollweave.cluster.ray_handle import Mishaps, WorkerHandle
+from rollweave.cluster.restarts import Restarts
 from rollweave.config.job import Deadlines
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.errors import WorkerDied
@@ -167,33 +167,39 @@ class RayEngine:
 class RayTrainer:
     """A `Trainer` in another process."""
 
-    def __init__(
-        self, worker: WorkerHandle, clock: Clock, deadlines: Deadlines, on_step: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, worker: WorkerHandle, clock: Clock, deadlines: Deadlines, restarts: Restarts) -> None:
         self._worker = worker
         self._clock = clock
         self._deadlines = deadlines
-        self._on_step = on_step
+        self._restarts = restarts
 
     async def train_step(self, batch: Batch) -> Metrics:
         with self._clock.wait("driver", f"train step {batch.step}", self._deadlines.train_step):
-            metrics: Metrics = await self._worker.call("train_step", batch)
-        self._on_step()
+            metrics: Metrics = await self._call("train_step", batch)
+        self._restarts.progress()
         return metrics
 
     async def publish(self, version: int) -> Fingerprint:
-        published: Fingerprint = await self._worker.call("publish", version)
+        published: Fingerprint = await self._call("publish", version)
         return published
 
     async def save(self, folder: Path, driver: str) -> None:
         with self._clock.wait("driver", f"checkpoint {folder.name}", self._deadlines.train_step):
-            await self._worker.call("save", folder, driver)
+            await self._call("save", folder, driver)
 
     async def load(self, folder: Path) -> None:
-        await self._worker.call("load", folder)
+        await self._call("load", folder)
 
     async def close(self) -> None:
         pass
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """A dead trainer is not replaced here: the session goes back to its checkpoint."""
+        try:
+            return await self._worker.call(method, *arguments)
+        except WorkerDied as death:
+            self._restarts.died(death)
+            raise
 
 
 class RayTransport:

@@ -1,0 +1,127 @@
+"""Stand-ins for the worker processes of the Ray runtime: they answer, and die, as a test tells them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rollweave.cluster.ray_clients import EngineState, Orders
+from rollweave.engines.protocol import Completion, EngineStats, Request, Sampling
+from rollweave.errors import WorkerDied
+from rollweave.trajectory import Span
+from rollweave.weights.fingerprint import Fingerprint
+
+
+def request(id: str) -> Request:
+    return Request(id, trajectory=id.split("#")[0], tokens=[1, 2], seed=7, sampling=Sampling())
+
+
+class Puppet:
+    """A `WorkerHandle` whose methods are those of the class, and whose calls fail once it is dead."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls: list[str] = []
+        self.dead = asyncio.Event()
+        self.stuck = asyncio.Event()
+        self.stuck.set()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        self.calls.append(method)
+        doing = asyncio.ensure_future(getattr(self, method)(*arguments))
+        dying = asyncio.ensure_future(self.dead.wait())
+        try:
+            await asyncio.wait([doing, dying], return_when=asyncio.FIRST_COMPLETED)
+            if self.dead.is_set():
+                raise WorkerDied(f"{self.name} died", self.name)
+            return await doing
+        finally:
+            doing.cancel()
+            dying.cancel()
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        if not self.dead.is_set():
+            getattr(self, f"on_{method}")(*arguments)
+
+    def end(self) -> None:
+        self.dead.set()
+
+    async def run(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+class PuppetEngine(Puppet):
+    """Keeps the engine's protocol: commits what it has staged, answers what it was asked. `stuck` holds it up."""
+
+    def __init__(self) -> None:
+        super().__init__("engine")
+        self.state = EngineState()
+        self.sampled = 0
+        self.requests: list[str] = []
+        self.forgotten: list[str] = []
+        self.outbox: asyncio.Queue[Completion] = asyncio.Queue()
+
+    async def ready(self, state: EngineState) -> int:
+        self.state = EngineState(state.version, state.staged)
+        return 1
+
+    def on_warm_up(self) -> None:
+        self.calls.append("warm_up")
+
+    async def prepare(self, version: int) -> Fingerprint:
+        await self.stuck.wait()
+        self.state.staged = version
+        return Fingerprint(version, f"sum of {version}")
+
+    async def commit(self, version: int) -> None:
+        await self.stuck.wait()
+        if self.state.staged != version:
+            raise ValueError(f"version {version} is not prepared")
+        self.state.version, self.state.staged = version, None
+
+    async def suspend(self) -> None:
+        self.state.suspended = True
+
+    async def resume(self) -> None:
+        await self.stuck.wait()
+        self.state.suspended = False
+
+    async def stats(self) -> EngineStats:
+        return EngineStats(sampled_tokens=self.sampled, version=self.state.version or 0)
+
+    async def forget(self, client: str) -> None:
+        self.forgotten.append(client)
+
+    def on_serve(self, client: str, orders: Orders) -> None:
+        self.requests += [request.id for request in orders.requests]
+
+    def answer(self, id: str) -> None:
+        span = Span([3], [-0.5], [-0.5], self.state.version or 0, Sampling().transform)
+        self.outbox.put_nowait(Completion(id, [span], "stop"))
+
+    async def collect(self, client: str) -> list[Completion]:
+        return [await self.outbox.get()]
+
+
+class PuppetHost(Puppet):
+    """Notes which leases reach it and whom it is connected to."""
+
+    def __init__(self, name: str, client: str, engines: list[Any]) -> None:
+        super().__init__(name)
+        self.client = client
+        self.engines = list(engines)
+        self.leases: list[str] = []
+        self.packets: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def ready(self) -> int:
+        await self.stuck.wait()
+        return 1
+
+    async def connect(self, number: int, engine: Any) -> None:
+        self.engines[number] = engine
+
+    async def collect(self) -> list[Any]:
+        return [await self.packets.get()]
+
+    def on_receive(self, packet: Any) -> None:
+        self.leases += list(packet.messages)

@@ -1,0 +1,491 @@
+"""What happens when workers die, without processes: puppets on the virtual clock, which would find a deadlock."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.puppets import PuppetEngine, PuppetHost, request
+
+from rollweave.clock import Clock, run_virtual
+from rollweave.cluster import ray_workers
+from rollweave.cluster.blueprint import Blueprint
+from rollweave.cluster.counters import COUNTERS, GAUGES, LifetimeStats
+from rollweave.cluster.ray_clients import EngineState, Orders, RayEngine
+from rollweave.cluster.ray_handle import Mishaps, WorkerHandle
+from rollweave.cluster.ray_keepers import Crew, EngineKeeper, HostKeeper
+from rollweave.cluster.ray_workers import EngineWorker
+from rollweave.cluster.restarts import Restarts
+from rollweave.cluster.shared_folder import LOCK, PREFIX, shared_folder, sweep
+from rollweave.engines.protocol import Completion, EngineStats, Sampling
+from rollweave.errors import WorkerDied
+from rollweave.observability.events import MemoryRecorder
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.messages import Lease, Report
+from rollweave.tasks import Task
+
+# ------------------------------------------------------------------------------------------------- the books
+
+
+def test_the_run_ends_with_the_cause_after_too_many_deaths_without_a_step() -> None:
+    restarts = Restarts(MemoryRecorder(), most_deaths=3)
+    restarts.died(WorkerDied("out of memory", "engine"))
+    restarts.died(WorkerDied("out of memory", "engine"))
+    with pytest.raises(WorkerDied, match="3 times without a completed train step in between, out of memory") as raised:
+        restarts.died(WorkerDied("out of memory", "engine"))
+    assert raised.value.worker == "engine"
+
+
+def test_a_train_step_in_between_makes_it_bad_luck() -> None:
+    restarts = Restarts(MemoryRecorder(), most_deaths=2)
+    for _ in range(5):
+        restarts.died(WorkerDied("killed", "engine"))
+        restarts.progress()
+
+
+def test_each_worker_has_its_own_luck() -> None:
+    restarts = Restarts(MemoryRecorder(), most_deaths=2)
+    for name in ("engine", "host-0", "host-1"):
+        restarts.died(WorkerDied("killed", name))
+
+
+def test_deaths_and_restarts_are_events() -> None:
+    recorder = MemoryRecorder()
+    restarts = Restarts(recorder)
+    death = WorkerDied("killed", "host-0")
+    restarts.died(death)
+    restarts.back(death, 1.5)
+    assert [(event.name, event.data) for event in recorder.events] == [
+        ("worker.died", {"worker": "host-0", "cause": "killed"}),
+        ("worker.restarted", {"worker": "host-0", "seconds": 1.5, "cause": "killed"}),
+    ]
+    assert restarts.restarted == {"host-0": 1}
+
+
+def test_counters_go_on_from_where_the_dead_engine_was() -> None:
+    stats = LifetimeStats()
+    stats.seen(EngineStats(sampled_tokens=100, busy_seconds=2.0, running=5, version=3))
+    stats.died()
+    first = stats.seen(EngineStats(sampled_tokens=10, busy_seconds=0.5, running=1, version=4))
+    assert (first.sampled_tokens, first.busy_seconds, first.running, first.version) == (110, 2.5, 1, 4)
+    stats.died()
+    assert stats.seen(EngineStats()).sampled_tokens == 110
+
+
+def test_every_statistic_is_known_as_counter_or_gauge() -> None:
+    """Whoever adds one decides here: what only ever grows is summed over an engine's lives, the rest is not."""
+    counted = "steps sampled_tokens prefilled_tokens recomputed_tokens restarted_tokens evictions busy_seconds"
+    assert set(COUNTERS) == {*counted.split(), "recompute_seconds"}
+    assert {field.name for field in fields(EngineStats)} == {*COUNTERS, *GAUGES}
+
+
+# ------------------------------------------------------------------------------------------- an engine's clients
+
+
+def client(worker: PuppetEngine) -> RayEngine:
+    return RayEngine(cast(WorkerHandle, worker), "host-0.1")
+
+
+async def settle() -> None:
+    """Let everybody who can go on do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def on_virtual_clock(main: Callable[[Clock], Awaitable[None]]) -> None:
+    async def run(clock: Clock) -> None:
+        await main(clock)
+
+    run_virtual(run)
+
+
+def test_a_successor_is_asked_what_the_dead_one_had_not_answered() -> None:
+    async def main(clock: Clock) -> None:
+        first, second = PuppetEngine(), PuppetEngine()
+        engine = client(first)
+        collecting = asyncio.ensure_future(engine.run())
+        answers = [asyncio.ensure_future(engine.generate(request(f"{n}#0"))) for n in range(3)]
+        await settle()
+        first.answer("1#0")
+        await settle()
+        first.end()
+        late = asyncio.ensure_future(engine.generate(request("9#0")))  # said to a dead one
+        await settle()
+        engine.connect(cast(WorkerHandle, second))
+        await settle()
+        assert second.requests == ["0#0", "2#0", "9#0"]
+        for id in second.requests:
+            second.answer(id)
+        completions = await asyncio.gather(*answers, late)
+        assert [completion.id for completion in completions] == ["0#0", "1#0", "2#0", "9#0"]
+        collecting.cancel()
+
+    on_virtual_clock(main)
+
+
+def test_an_answer_not_yet_read_is_not_asked_for_again() -> None:
+    async def main(clock: Clock) -> None:
+        first, second = PuppetEngine(), PuppetEngine()
+        engine = client(first)
+        answer = asyncio.ensure_future(engine.generate(request("0#0")))
+        await settle()
+        engine._answer(Completion("0#0", [], "stop"))
+        engine.connect(cast(WorkerHandle, second))  # before the one who waits has woken up
+        await settle()
+        assert answer.done() and second.requests == []
+
+    on_virtual_clock(main)
+
+
+def test_what_was_aborted_ends_with_its_engine() -> None:
+    async def main(clock: Clock) -> None:
+        first, second = PuppetEngine(), PuppetEngine()
+        engine = client(first)
+        answer = asyncio.ensure_future(engine.generate(request("0#0")))
+        await settle()
+        first.end()
+        engine.abort("0#0")
+        await settle()
+        assert not answer.done()
+        engine.connect(cast(WorkerHandle, second))
+        completion = await answer
+        await settle()
+        assert completion.finish == "aborted" and second.requests == []
+
+    on_virtual_clock(main)
+
+
+@pytest.mark.parametrize(("command", "argument"), [("prepare", 5), ("commit", 4), ("suspend", None), ("resume", None)])
+def test_a_command_that_the_engine_dies_of_is_given_to_the_next(command: str, argument: int | None) -> None:
+    """The engine dies in the middle of the command; the keeper's successor carries it out."""
+
+    async def main(clock: Clock) -> None:
+        async with a_kept_engine(clock) as (engine, lives):
+            await engine.prepare(3)
+            await engine.commit(3)
+            await engine.prepare(4)
+            if command == "resume":
+                await engine.suspend()
+            lives[0].stuck.clear()
+            arguments = [] if argument is None else [argument]
+            doing = asyncio.ensure_future(getattr(engine, command)(*arguments))
+            lives[0].dead.set()
+            await settle()
+            await doing
+            expected = {
+                "prepare": EngineState(3, 5),
+                "commit": EngineState(4),
+                "suspend": EngineState(3, 4, suspended=True),
+                "resume": EngineState(3, 4),
+            }[command]
+            assert lives[1].state == expected and engine.state == expected
+
+    on_virtual_clock(main)
+
+
+def test_death_between_prepare_and_commit() -> None:
+    async def main(clock: Clock) -> None:
+        async with a_kept_engine(clock) as (engine, lives):
+            await engine.prepare(1)
+            await engine.suspend()
+            lives[0].end()
+            await settle()
+            assert lives[1].state == EngineState(None, 1, suspended=True)
+            await engine.commit(1)
+            await engine.resume()
+            assert lives[1].state == EngineState(1)
+
+    on_virtual_clock(main)
+
+
+def test_rates_never_go_negative_over_a_death() -> None:
+    async def main(clock: Clock) -> None:
+        async with a_kept_engine(clock) as (engine, lives):
+            lives[0].sampled = 50
+            assert (await engine.stats()).sampled_tokens == 50
+            lives[0].end()
+            await settle()
+            lives[1].sampled = 7
+            assert (await engine.stats()).sampled_tokens == 57
+
+    on_virtual_clock(main)
+
+
+# ------------------------------------------------------------------------------------------------ the keepers
+
+
+@asynccontextmanager
+async def a_kept_engine(clock: Clock, crew: Crew | None = None, doomed: int = 0) -> Any:
+    """A crew with one engine. The first `doomed` successors die while they get ready."""
+    recorder = MemoryRecorder(clock.now)
+    crew = crew or Crew(clock, recorder, Restarts(recorder))
+    spawned: list[PuppetEngine] = []
+
+    def spawn() -> WorkerHandle:
+        spawned.append(PuppetEngine())
+        if 0 < len(spawned) - 1 <= doomed:
+            spawned[-1].end()
+        return cast(WorkerHandle, spawned[-1])
+
+    crew.engines.append(RayEngine(spawn(), "driver"))
+    keeper = EngineKeeper(crew, 0, spawn)
+    await keeper.start()
+    task = asyncio.ensure_future(keeper.run())
+    await settle()
+    try:
+        yield crew.engines[0], spawned
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+
+
+def test_a_spare_is_warm_before_it_is_needed() -> None:
+    async def main(clock: Clock) -> None:
+        async with a_kept_engine(clock) as (engine, lives):
+            assert [life.calls[0] for life in lives] == ["ready", "warm_up"]
+            lives[0].end()
+            await settle()
+            assert engine.worker is lives[1] and lives[1].calls[:2] == ["warm_up", "ready"]
+            assert lives[2].calls == ["warm_up"]  # the next spare
+
+    on_virtual_clock(main)
+
+
+def test_a_successor_that_dies_at_once_is_replaced_too() -> None:
+    async def main(clock: Clock) -> None:
+        async with a_kept_engine(clock, doomed=3) as (engine, lives):
+            lives[0].end()
+            await settle()
+            assert engine.worker is lives[4]
+
+    on_virtual_clock(main)
+
+
+def test_an_engine_that_always_dies_ends_the_run() -> None:
+    async def main(clock: Clock) -> None:
+        with pytest.raises(WorkerDied, match="5 times without a completed train step"):
+            async with a_kept_engine(clock, doomed=100) as (_, lives):
+                lives[0].end()
+                await settle()
+        assert len(lives) == 5
+
+    on_virtual_clock(main)
+
+
+def lease(id: str) -> Lease:
+    return Lease(id, 0, 0, 0, Task(id, "world", 0), seed=0, sampling=Sampling(), version=0)
+
+
+class Stagehands:
+    """A crew of one engine and two hosts with two seats each, and what was reported."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.recorder = MemoryRecorder(clock.now)
+        self.crew = Crew(clock, self.recorder, Restarts(self.recorder))
+        self.dispatcher = Dispatcher()
+        self.reports: list[Report] = []
+        self.hosts: dict[str, list[PuppetHost]] = {"host-0": [], "host-1": []}
+
+    def spawn(self, name: str, client: str) -> WorkerHandle:
+        host = PuppetHost(name, client, [engine.worker for engine in self.crew.engines])
+        self.hosts[name].append(host)
+        return cast(WorkerHandle, host)
+
+    @asynccontextmanager
+    async def at_work(self) -> Any:
+        async with a_kept_engine(self.crew.clock, self.crew) as (_, engines):
+            keepers = [
+                HostKeeper(self.crew, name, lambda client, name=name: self.spawn(name, client), self.dispatcher, 2)
+                for name in self.hosts
+            ]
+            await asyncio.gather(*(keeper.start() for keeper in keepers))
+            tasks = [asyncio.ensure_future(keeper.run()) for keeper in keepers]
+            await settle()
+            yield engines
+            for task in tasks:
+                task.cancel()
+
+    def submit(self, *ids: str) -> None:
+        for id in ids:
+            self.dispatcher.submit([lease(id)], lambda _, report: self.reports.append(report))
+
+
+def test_the_leases_of_a_dead_host_are_reported_and_the_next_one_plays() -> None:
+    async def main(clock: Clock) -> None:
+        stage = Stagehands(clock)
+        async with stage.at_work() as engines:
+            stage.submit("a", "b", "c", "d", "e")
+            await settle()
+            first, other = stage.hosts["host-0"][0], stage.hosts["host-1"][0]
+            assert len(first.leases) == len(other.leases) == 2
+            first.end()
+            await settle()
+            assert [(report.lease, report.host_died) for report in stage.reports] == [(id, True) for id in first.leases]
+            assert stage.hosts["host-0"][1].leases == ["e"]  # waited for a seat
+            assert stage.hosts["host-0"][1].client == "host-0.2"
+            assert engines[0].forgotten == ["host-0.1"]
+            assert stage.recorder.names().count("worker.restarted") == 1
+
+    on_virtual_clock(main)
+
+
+def test_the_leases_of_a_dead_host_do_not_wait_for_its_successor() -> None:
+    async def main(clock: Clock) -> None:
+        stage = Stagehands(clock)
+        async with stage.at_work():
+            stage.submit("a")
+            await settle()
+            dead = next(host for (host,) in stage.hosts.values() if host.leases)
+            other = next(host for (host,) in stage.hosts.values() if host is not dead)
+            never = asyncio.Event()
+            PuppetHost.ready, ready = (lambda self: never.wait()), PuppetHost.ready  # type: ignore[method-assign, assignment, return-value]
+            try:
+                dead.end()
+                await settle()
+                stage.submit("a again")
+                await settle()
+            finally:
+                PuppetHost.ready = ready  # type: ignore[method-assign]
+            assert [report.lease for report in stage.reports] == ["a"]
+            assert other.leases == ["a again"]
+
+    on_virtual_clock(main)
+
+
+def test_a_host_that_dies_with_its_engine_knows_the_new_one() -> None:
+    async def main(clock: Clock) -> None:
+        stage = Stagehands(clock)
+        async with stage.at_work() as engines:
+            engines[0].end()
+            stage.hosts["host-0"][0].end()
+            await settle()
+            assert [stage.hosts[name][-1].engines for name in stage.hosts] == [[engines[1]], [engines[1]]]
+
+    on_virtual_clock(main)
+
+
+def test_a_host_that_starts_while_others_are_connected_knows_the_new_engine() -> None:
+    async def main(clock: Clock) -> None:
+        stage = Stagehands(clock)
+        async with stage.at_work() as engines:
+            stage.hosts["host-0"][0].connect = lambda number, engine: asyncio.sleep(60)  # type: ignore[method-assign]
+            engines[0].end()
+            await settle()
+            stage.hosts["host-1"][0].end()
+            await settle()
+            assert stage.hosts["host-1"][1].engines == [engines[1]]
+
+    on_virtual_clock(main)
+
+
+def test_an_error_that_is_no_death_ends_the_run_as_it_is() -> None:
+    async def main(clock: Clock) -> None:
+        stage = Stagehands(clock)
+
+        async def broken() -> None:
+            raise KeyError("a bug")
+
+        async with stage.at_work() as engines:
+            engines[0].run = broken
+            keeper = EngineKeeper(stage.crew, 0, lambda: cast(WorkerHandle, PuppetEngine()))
+            with pytest.raises(ExceptionGroup) as raised:
+                await keeper.run()
+            assert raised.group_contains(KeyError, match="a bug")
+
+    on_virtual_clock(main)
+
+
+def test_who_waits_in_the_hosts_longest_first() -> None:
+    async def main(clock: Clock) -> None:
+        stage = Stagehands(clock)
+        async with stage.at_work():
+            for name, seconds in (("host-0", 2.0), ("host-1", 5.0)):
+                host_clock = Clock()
+                wait = host_clock.wait(f"episode of {name}", "environment step 3")
+                wait.__enter__()
+                wait.since -= seconds
+                stage.hosts[name][0].waits = _waits_of(host_clock)  # type: ignore[attr-defined]
+            assert [str(wait) for wait in await stage.crew.waits()] == [
+                "episode of host-1 waits for environment step 3 since 5.0 s",
+                "episode of host-0 waits for environment step 3 since 2.0 s",
+            ]
+            stage.hosts["host-0"][0].waits = lambda most: asyncio.sleep(1e9)  # type: ignore[attr-defined]
+            assert [wait.who for wait in await stage.crew.waits()] == ["episode of host-1", "host-0"]
+
+    on_virtual_clock(main)
+
+
+def _waits_of(clock: Clock) -> Any:
+    async def waits(most: int) -> Any:
+        return clock.waiting(most)
+
+    return waits
+
+
+# -------------------------------------------------------------------------------------------------- mishaps
+
+
+def test_what_goes_wrong_where_nobody_waits_is_raised_to_who_does() -> None:
+    async def main(clock: Clock) -> None:
+        mishaps = Mishaps()
+        with mishaps.noticed():
+            raise ValueError("the first")
+        with mishaps.noticed():
+            raise ValueError("a consequence")
+        with pytest.raises(ValueError, match="the first"):
+            await mishaps.raised()
+
+    on_virtual_clock(main)
+
+
+class BrokenCore:
+    has_work = False
+
+    def add(self, request: Any) -> None:
+        raise ValueError(f"cannot add {request.id}")
+
+
+def test_a_request_the_engine_cannot_take_ends_its_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Sketch:
+        """As much of a blueprint as an engine looks at."""
+
+        def __getattr__(self, name: str) -> Any:
+            return Sketch() if name in ("job", "weights") else 1.0 if name == "bucket_mb" else BrokenCore
+
+    async def main(clock: Clock) -> None:
+        worker = EngineWorker(cast(Blueprint, Sketch()), tmp_path, tmp_path / "engine.log")
+        await worker.ready(EngineState())
+        running = asyncio.ensure_future(worker.run())
+        await worker.serve("host-0.1", Orders(requests=[request("7#0")]))
+        with pytest.raises(ExceptionGroup) as raised:
+            await running
+        assert raised.group_contains(ValueError, match="cannot add 7#0")
+
+    monkeypatch.setattr(ray_workers, "_prepare_process", lambda log: None)
+    on_virtual_clock(main)
+
+
+# -------------------------------------------------------------------------------------------- shared memory
+
+
+def test_shared_memory_is_gone_with_the_block_and_swept_after_a_kill(tmp_path: Path) -> None:
+    with shared_folder(tmp_path) as folder:
+        killed, young, busy = (tmp_path / f"{PREFIX}{name}" for name in ("killed", "young", "busy"))
+        for other in (killed, young, busy):
+            other.mkdir()
+            (other / LOCK).touch()
+        for old in (folder, killed, busy):
+            os.utime(old, (0, 0))
+        with (busy / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            sweep(tmp_path)
+        assert folder.exists() and busy.exists() and young.exists() and not killed.exists()
+    assert not folder.exists()
