@@ -203,6 +203,14 @@ def test_a_resumed_run_lives_though_its_earlier_process_said_goodbye(tmp_path: P
     assert read_status(run, lambda: 1001.0).state == "running"
 
 
+def test_what_an_earlier_process_wrote_is_not_taken_for_what_this_one_does(tmp_path: Path):
+    run = write_run(tmp_path / "run")
+    write_status(run, os.getppid())  # it holds the lock, but the status is ours
+    status = read_status(run, lambda: 2000.0)
+    assert (status.state, status.now, status.silent) == ("running", {}, None)
+    assert "preparing" in shown(status)
+
+
 def test_on_another_machine_only_the_heartbeat_counts(tmp_path: Path):
     run = write_run(tmp_path / "run", finished=False)
     write_status(run, 1, host="elsewhere")

@@ -89,6 +89,8 @@ def _decide_state(status: Status, owner: Mapping[str, Any], summary: Mapping[str
     written = status.now.get("written")
     if _lives(owner, written, wall):
         status.state, status.pid, status.host = "running", owner["pid"], owner["host"]
+        if status.now.get("pid") != status.pid:  # left by an earlier process of the run; this one is not that far yet
+            status.now, written = {}, None
     elif summary:
         status.state, status.reason = "ended", str(summary.get("exit_reason"))
         status.error = str(summary.get("error") or "")

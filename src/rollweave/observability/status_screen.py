@@ -53,7 +53,8 @@ def status_screen(status: Status) -> RenderableType:
 def _state(status: Status) -> str:
     silent = f", silent for {duration(status.silent)}" if status.silent is not None else ""
     if status.state == "running":
-        return f"running (pid {status.pid} on {status.host}{silent})"
+        preparing = "" if status.now else ", preparing"
+        return f"running (pid {status.pid} on {status.host}{preparing}{silent})"
     if status.state == "dead":
         heard = f", last heard of {duration(status.silent)} ago" if status.silent is not None else ""
         return f"dead without goodbye{heard}; go on with --resume"
