@@ -25,18 +25,19 @@ def turns_per_second(environments: int, turns: int) -> float:
 
 
 def _job(environments: int, turns: int) -> Job:
-    """A step consumes as many episodes as run at once, and at alpha = 1 the next ones are always waiting to start."""
+    """A step consumes at least as many episodes as run at once: at alpha = 1 the next ones always wait to start."""
+    groups = max(64, environments // GROUP_SIZE)
     return Job.model_validate(
         {
             "model": {"type": "tiny"},
             "environment": {"type": "frozen_lake"},
             "pipeline": {"type": "rollart", "alpha": 1},
             "rollout": {
-                "groups_per_step": environments // GROUP_SIZE,
+                "groups_per_step": groups,
                 "group_size": GROUP_SIZE,
                 "environments": environments,
             },
-            "training": {"steps": max(1, turns // (environments * TURNS)), "loss": {"denominator": "behaviour"}},
+            "training": {"steps": max(1, turns // (groups * GROUP_SIZE * TURNS)), "loss": {"denominator": "behaviour"}},
             "evaluation": {"every": 0},
             "checkpoint": {"every": 0},
         }

@@ -16,7 +16,7 @@ Name = str | int
 
 def derive(seed: int, *path: Name) -> int:
     """A 63-bit seed for the given path of names under a parent seed."""
-    text = "/".join([str(seed), *map(str, path)])
+    text = "/".join(map(str, (seed, *path)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

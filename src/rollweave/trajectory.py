@@ -140,7 +140,13 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(len(span.tokens) for span in self.spans() if span.sampled)
+        # Plain loops here and below: these are asked several times an episode, and generators cost thrice as much.
+        total = 0
+        for turn in self.turns:
+            for span in turn.answer:
+                if span.version is not None:
+                    total += len(span.tokens)
+        return total
 
     @property
     def reward(self) -> float:
@@ -149,7 +155,8 @@ class Trajectory:
     @property
     def oldest_version(self) -> int:
         """The version its staleness is counted from: of its oldest sampled token, else of its admission."""
-        return min((s.version for s in self.spans() if s.version is not None), default=self.admitted_version)
+        versions = [span.version for turn in self.turns for span in turn.answer if span.version is not None]
+        return min(versions, default=self.admitted_version)
 
 
 @dataclass(slots=True)

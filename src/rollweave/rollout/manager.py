@@ -183,13 +183,9 @@ class EnvManager:
         stage, lease, turn = self.stage, self.lease, len(self.trajectory.turns)
         if stage.barrier:
             await self._meet(stage.barrier)
+        seed = derive(lease.seed, turn)
         request = Request(
-            id=f"{lease.id}#{turn}",
-            trajectory=lease.id,
-            tokens=self._context.copy(),
-            seed=derive(lease.seed, turn),
-            sampling=lease.sampling,
-            tag=lease.task.environment,
+            f"{lease.id}#{turn}", lease.id, self._context.copy(), seed, lease.sampling, lease.task.environment
         )
         wait = stage.clock.wait(self.name, f"generation of turn {turn}", stage.deadlines.generate, self._abort)
         self._interruptible = wait
