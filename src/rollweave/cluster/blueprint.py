@@ -84,6 +84,7 @@ class Blueprint:
             max_turns=rollout.max_turns,
             max_context=rollout.max_context,
             barrier=TurnBarrier() if self.job.pipeline.type == "sync" else None,
+            prompt_replication=rollout.prompt_replication,
         )
 
 

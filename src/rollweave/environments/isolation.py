@@ -63,6 +63,9 @@ class EnvironmentPool:
 class IsolatedEnvironment:
     """An environment elsewhere. Remembers its episode, to live it again if its process goes."""
 
+    interruptible = False
+    """Giving up on a call kills the process: whoever merely changed their mind waits for its end."""
+
     def __init__(self, pool: EnvironmentPool, task: Task) -> None:
         self._pool = pool
         self._task = task

@@ -52,6 +52,7 @@ class LateEnvironments:
 class LateEnvironment:
     def __init__(self, inner: ScriptedEnvironment, latency: LatencyConfig, clock: Clock, stream: Random) -> None:
         self._inner = inner
+        self.interruptible = getattr(inner, "interruptible", True)
         self._latency = latency
         self._clock = clock
         self._stream = stream
