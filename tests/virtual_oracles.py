@@ -155,6 +155,10 @@ def attempts_end_once(run: SimulatedRun) -> None:
     reported = Counter(event["id"] for event in data(run, "trajectory.end"))
     assert set(reported.values()) <= {1}, "a lease was reported twice"
     assert set(ended) <= set(reported), "an attempt ended that nobody reported"
+    ends = {event["group"]: event["end"] for event in data(run, "task.end")}
+    for event in data(run, "trajectory.end"):
+        if event["id"] not in ended:  # in a group that waits for its step
+            assert event["outcome"] in ("finished", "truncated") and int(event["id"].split(".")[0]) not in ends
     played = {request.split("#")[0] for request in run.witness.answered if not request.startswith("eval")}
     assert played <= set(ended) | ledger.open_attempts, "an engine answered a lease that is in no book"
     assert {member.id for member in trained(run)} == {
@@ -191,21 +195,34 @@ def waste_is_reported(run: SimulatedRun) -> None:
         for key, value in row.items():
             if key.startswith("tokens/wasted/"):
                 reported[key.removeprefix("tokens/wasted/")] += int(value)  # type: ignore[arg-type]
+    assert 0 <= reported.pop("lost", 0) <= _unbooked(run)
     assert +wasted == +reported
+
+
+def _unbooked(run: SimulatedRun) -> int:
+    """Tokens that reached no attempt: lost in an engine, too late, or gone with a host."""
+    gone = {event["id"] for event in data(run, "episode.end")} - {
+        event["id"] for event in data(run, "trajectory.end") if "host died" not in event["cause"]
+    }
+    with_hosts = sum(len(a.tokens) for request, a in run.witness.answered.items() if request.split("#")[0] in gone)
+    return run.witness.redrawn.total() + run.witness.abandoned.total() + with_hosts
 
 
 # ------------------------------------------------------------------------------------------------- failures, weights
 
 
 def failures_are_no_rewards(job: Job, world: World, run: SimulatedRun) -> None:
-    """What is trained has ended by itself, and its reward is the environment's for that very answer."""
+    """What is trained was played to its end, and its reward is the environment's for that very answer."""
     outcomes = {event["id"]: event["outcome"] for event in data(run, "trajectory.end")}
     unscored = {event["id"] for event in data(run, "attempt.end") if event["end"] == "reward-failed"}
     for trajectory in trained(run):
         assert outcomes[trajectory.id] in ("finished", "truncated")
         assert trajectory.id not in unscored
         seed, text = trajectory.task.seed, trajectory.turns[-1].text
-        finished = trajectory.outcome is Outcome.FINISHED
+        turns = world.environment.turns(generator(seed, "episode"))
+        assert len(trajectory.turns) == min(turns, job.rollout.max_turns)
+        finished = turns <= job.rollout.max_turns
+        assert trajectory.outcome is (Outcome.FINISHED if finished else Outcome.TRUNCATED)
         true = world.environment.reward(generator(seed, "task"), generator(seed, "answer", text)) if finished else 0.0
         assert trajectory.reward == true
 

@@ -1,0 +1,206 @@
+"""The oracles of `virtual_oracles` notice: each is shown a control plane that was broken on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import virtual_oracles as oracles
+from rollweave.clock import Deadlock
+from rollweave.config.job import Job
+from rollweave.observability.tokens import TokenBooks
+from rollweave.rollout.buffer import SampleBuffer
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.ledger import AttemptEnd, Ledger
+from rollweave.rollout.manager import EnvManager
+from rollweave.rollout.scheduler import RolloutScheduler
+from rollweave.rollout.staleness import StalenessBound
+from rollweave.simulation.durations import constant, lognormal
+from rollweave.simulation.engine import SimulatedEngine
+from rollweave.simulation.environment import EnvironmentModel
+from rollweave.simulation.faults import Outage
+from rollweave.simulation.world import World
+from rollweave.tasks import Cursor, Task
+from rollweave.trajectory import Batch, Outcome, Span, Trajectory
+from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.sync import WeightSync
+from virtual_worlds import make_job, rollart, run
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+HEAVY = World(
+    environment=EnvironmentModel(turns=lambda rng: rng.randint(1, 3), step_seconds=lognormal(0.3, 2.0)),
+    token_seconds=constant(0.1),
+    train_seconds=constant(0.1),
+)
+FAILING = World(environment=EnvironmentModel(turns=lambda rng: 3, failure_rate=0.1))
+DYING = World(hosts=2, outages=(Outage("host", 0, 0.05, 2.0),))
+
+
+def job(pipeline: dict[str, Any]) -> Job:
+    patience = {"env_step": 1e6, "get_batch": 1e5}
+    return make_job(pipeline, steps=10, groups_per_step=3, group_size=2, environments=30, deadlines=patience)
+
+
+# -------------------------------------------------------------------------------------------------- broken on purpose
+
+
+def retokenise(patch: pytest.MonkeyPatch) -> None:
+    honest = Trajectory.answer
+
+    def answer(self: Trajectory, spans: list[Span], text: str, finish: str) -> None:
+        for span in spans:
+            span.tokens[-1] = (span.tokens[-1] + 1) % 256
+        honest(self, spans, text, finish)
+
+    patch.setattr(Trajectory, "answer", answer)
+
+
+def call_it_fresh(patch: pytest.MonkeyPatch) -> None:
+    honest = Trajectory.answer
+
+    def answer(self: Trajectory, spans: list[Span], text: str, finish: str) -> None:
+        for span in spans:
+            span.version = spans[-1].version
+        honest(self, spans, text, finish)
+
+    patch.setattr(Trajectory, "answer", answer)
+
+
+def answers_survive_updates(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimulatedEngine, "_begin_anew", lambda self: None)
+
+
+def never_look_at_age(patch: pytest.MonkeyPatch) -> None:
+    honest = SampleBuffer.select
+    patch.setattr(SampleBuffer, "select", lambda self, *args, **_: honest(self, *args[:3], start_only=True))
+    patch.setattr(RolloutScheduler, "_check_staleness", lambda self, batch: None)
+
+
+def one_too_many(patch: pytest.MonkeyPatch) -> None:
+    honest = StalenessBound.room
+    patch.setattr(StalenessBound, "room", lambda self, *args: honest(self, *args) + 1)
+
+
+def skip_a_task(patch: pytest.MonkeyPatch) -> None:
+    honest = Cursor.next
+
+    def skipping(self: Cursor) -> Task:
+        self.position += self.position % 7 == 6
+        return honest(self)
+
+    patch.setattr(Cursor, "next", skipping)
+
+
+def train_twice(patch: pytest.MonkeyPatch) -> None:
+    honest, end_group = RolloutScheduler.get_batch, RolloutScheduler._end_group
+
+    async def get_batch(self: RolloutScheduler, step: int) -> Batch:
+        batch = await honest(self, step)
+        if step == 0:
+            self.buffer.put(batch.groups[0])
+        return batch
+
+    def forgiving(self: RolloutScheduler, id: int, *args: Any) -> None:
+        if id in self.ledger.open_tasks:
+            end_group(self, id, *args)
+
+    patch.setattr(RolloutScheduler, "get_batch", get_batch)
+    patch.setattr(RolloutScheduler, "_end_group", forgiving)
+
+
+def forget_failures(patch: pytest.MonkeyPatch) -> None:
+    honest = Ledger.end_attempt
+
+    def end_attempt(self: Ledger, attempt: str, end: AttemptEnd, tokens: int) -> None:
+        if end is not AttemptEnd.INFRA_FAILED:
+            honest(self, attempt, end, tokens)
+
+    patch.setattr(Ledger, "end_attempt", end_attempt)
+
+
+def book_too_little(patch: pytest.MonkeyPatch) -> None:
+    honest = Ledger.end_attempt
+    patch.setattr(Ledger, "end_attempt", lambda self, attempt, end, tokens: honest(self, attempt, end, tokens // 2))
+
+
+def hide_waste(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TokenBooks, "book", lambda self, attempt, end, tokens: None)
+
+
+def failures_score_zero(patch: pytest.MonkeyPatch) -> None:
+    honest = EnvManager._fail
+
+    def fail(self: EnvManager, error: Exception) -> None:
+        honest(self, error)
+        if self.trajectory.sampled_tokens:
+            self.trajectory.outcome = Outcome.TRUNCATED
+
+    patch.setattr(EnvManager, "_fail", fail)
+
+
+def do_not_verify(patch: pytest.MonkeyPatch) -> None:
+    async def prepare(self: WeightSync, number: int, version: int) -> Fingerprint:
+        return self._published
+
+    patch.setattr(WeightSync, "_prepare", prepare)
+
+
+def give_up_on_everybody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RolloutScheduler, "_expendable", lambda self, group: True)
+
+
+WAIT, REQUEUE = rollart(1), rollart(1, policy="requeue", max_requeues=0)
+
+
+@pytest.mark.parametrize(
+    ("broken", "pipeline", "world", "oracle"),
+    [
+        (retokenise, WAIT, HEAVY, oracles.trained_tokens_are_the_sampled_ones),
+        (call_it_fresh, WAIT, HEAVY, oracles.trained_tokens_are_the_sampled_ones),
+        (
+            answers_survive_updates,
+            rollart(1, in_flight="restart_turn"),
+            HEAVY,
+            oracles.trained_tokens_are_the_sampled_ones,
+        ),
+        (never_look_at_age, WAIT, HEAVY, oracles.staleness_is_bounded),
+        (never_look_at_age, rollart(0.5), HEAVY, oracles.staleness_is_bounded),
+        (one_too_many, WAIT, HEAVY, oracles.admission_follows_the_rule),
+        (skip_a_task, WAIT, HEAVY, oracles.tasks_end_once),
+        (train_twice, WAIT, HEAVY, oracles.batches_are_whole),
+        (forget_failures, WAIT, FAILING, oracles.attempts_end_once),
+        (book_too_little, WAIT, HEAVY, oracles.tokens_are_booked),
+        (hide_waste, WAIT, FAILING, oracles.waste_is_reported),
+        (failures_score_zero, WAIT, FAILING, oracles.failures_are_no_rewards),
+        (do_not_verify, WAIT, HEAVY, oracles.weights_change_when_all_have_them),
+        (give_up_on_everybody, WAIT, HEAVY, oracles.policy_is_kept),
+        (give_up_on_everybody, REQUEUE, HEAVY, oracles.policy_is_kept),
+    ],
+)
+def test_the_oracle_notices(
+    broken: Patch, pipeline: dict[str, Any], world: World, oracle: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"job": job(pipeline), "world": world}
+    arguments = [*(asked[name] for name in oracle.__annotations__ if name in asked)]
+    oracle(*arguments, run(asked["job"], world))  # the honest one passes
+    broken(monkeypatch)
+    result = run(asked["job"], world)
+    with pytest.raises(AssertionError):
+        oracle(*arguments, result)
+
+
+def test_the_clock_notices_a_lease_that_nobody_plays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead host's episodes are forgotten: everybody waits for ever, which the virtual clock does not."""
+
+    def forget(self: Dispatcher, link: Any) -> None:
+        self._seats = [seat for seat in self._seats if seat.link is not link]
+        link.close()
+
+    monkeypatch.setattr(Dispatcher, "detach", forget)
+    impatient = make_job(WAIT, deadlines={"get_batch": 1e5})
+    with pytest.raises((ExceptionGroup, Deadlock)) as caught:
+        run(impatient, DYING)
+    assert "waits for" in str(caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value)
