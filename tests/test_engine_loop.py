@@ -1,0 +1,70 @@
+"""EngineLoop: preparing new weights beside the steps, or between two of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from rollweave.clock import Clock, run_virtual, run_wall
+from rollweave.engines.loop import EngineLoop
+from rollweave.engines.protocol import Completion, EngineStats, Pull, Request
+from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.store import MemoryStore
+
+
+class Core:
+    """Always has a step to do; `prepare` ends once three steps have been done meanwhile, if they ever are."""
+
+    has_work = True
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self.steps = 0
+        self.stepped_meanwhile = False
+        self._enough = threading.Event()
+        self._wanted: int | None = None
+
+    def step(self) -> list[Completion]:
+        self.steps += 1
+        if self._wanted is not None and self.steps >= self._wanted:
+            self._enough.set()
+        return []
+
+    def prepare(self, pull: Pull) -> Fingerprint:
+        self._wanted = self.steps + 3
+        self.stepped_meanwhile = self._enough.wait(self.patience)
+        return Fingerprint(1, "sum")
+
+    def add(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str) -> Completion | None: ...
+
+    def release(self, trajectory: str) -> None: ...
+
+    def commit(self, version: int) -> None: ...
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+
+async def prepared(core: Core, clock: Clock, **options: Any) -> Fingerprint:
+    loop = EngineLoop(core, MemoryStore(), clock, lambda stats: 0.001, **options)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(loop.run())
+        fingerprint = await loop.prepare(1)
+        running.cancel()
+    return fingerprint
+
+
+def test_in_a_thread_steps_go_on_while_weights_are_prepared() -> None:
+    core = Core(patience=60.0)
+    run_wall(lambda clock: prepared(core, clock, background=asyncio.to_thread))
+    assert core.stepped_meanwhile
+
+
+def test_on_the_virtual_clock_it_happens_between_two_steps() -> None:
+    """No thread there: its order could not be fixed."""
+    core = Core(patience=0.0)
+    assert run_virtual(lambda clock: prepared(core, clock)) == Fingerprint(1, "sum")
+    assert not core.stepped_meanwhile
