@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -178,6 +181,82 @@ def test_what_user_code_prints_stays_out_of_the_programs_output(capfd: pytest.Ca
 
     asyncio.run(run())
     assert capfd.readouterr().out == ""
+
+
+def test_a_hung_environment_holds_nobody_up(fifo: Path) -> None:
+    """Not even before it is given up: everybody else plays to the end meanwhile, and newcomers start."""
+
+    async def play(pool: EnvironmentPool, seed: int) -> str:
+        environment = pool(task())
+        await environment.reset(seed, {})
+        for _ in range(3):
+            result = await environment.step("1")
+        await environment.close()
+        return str(result.observation)
+
+    async def run() -> None:
+        async with pool_of(1) as pool, asyncio.TaskGroup() as group:
+            hung = pool(task())
+            await hung.reset(0, {})
+            call = group.create_task(hung.step(f"hang {fifo}"))
+            await until_written(fifo)
+            for _ in range(2):
+                assert await asyncio.gather(*(play(pool, seed) for seed in range(6))) == [str(n + 3) for n in range(6)]
+            assert not call.done()
+            assert (pool.killed, len(pool.children)) == (0, 7)
+            call.cancel()
+        assert pool.killed == 1
+
+    asyncio.run(run())
+
+
+def test_all_seven_siblings_of_a_hung_environment_are_rebuilt(fifo: Path) -> None:
+    async def run() -> None:
+        async with pool_of(8) as pool:
+            hung, *siblings = (pool(task()) for _ in range(8))
+            await asyncio.gather(*(one.reset(seed, {}) for seed, one in enumerate([hung, *siblings])))
+            await asyncio.gather(*(one.step("2") for one in siblings))
+            await give_up_on_a_hanging_step(hung, fifo)
+            results = await asyncio.gather(*(one.step("3") for one in siblings))
+            assert [result.observation for result in results] == [str(seed + 5) for seed in range(1, 8)]
+            assert (pool.killed, pool.rebuilt, pool.lost) == (1, 7, 0)
+            assert len({pid(result) for result in results}) == 1, "they share a process again"
+
+    asyncio.run(run())
+
+
+HOST = """
+import asyncio, sys
+from isolation_worlds import Counter
+from rollweave.environments.isolation import EnvironmentPool
+from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
+from rollweave.tasks import Task
+
+async def main():
+    pool = EnvironmentPool(EnvironmentFactory({"Counter": ObjectMaker(Counter)}), 1)
+    idle, hung = (pool(Task("t", "Counter", 0)) for _ in range(2))
+    await idle.reset(1, {})
+    await hung.reset(1, {})
+    print(*(child.process.pid for child in pool.children), flush=True)
+    await hung.step("hang " + sys.argv[1])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for processes that are not its children")
+def test_a_host_that_is_killed_takes_its_processes_along(fifo: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", HOST, str(fifo)], stdout=subprocess.PIPE, env=environment) as host:
+        assert host.stdout is not None
+        children = [int(word) for word in host.stdout.readline().split()]
+        fifo.read_text()  # one of the two now hangs in user code
+        handles = [os.pidfd_open(child) for child in children]
+        host.kill()
+    for handle in handles:
+        ended, _, _ = select.select([handle], [], [], 30.0)
+        assert ended, "an orphan goes on"
+        os.close(handle)
 
 
 def test_processes_are_shared_by_k_and_used_again() -> None:

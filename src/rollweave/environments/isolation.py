@@ -40,18 +40,25 @@ class EnvironmentPool:
         return IsolatedEnvironment(self, task)
 
     async def child_with_room(self) -> Child:
+        if self._per_process == 1:
+            return self._running_child() or await self._start_child()
         async with self._starting:  # so that those who come at once share the process they start
-            if self._closed:
-                raise EnvironmentFailed("the environments of this run are closed")
-            self.children = [child for child in self.children if child.alive]
-            for child in self.children:
-                if len(child.slots) < self._per_process:
-                    return child
-            import cloudpickle  # type: ignore[import-untyped]  # comes with gymnasium; also carries classes that a notebook defines
+            return self._running_child() or await self._start_child()
 
-            child = await Child.start(cloudpickle.dumps(self._factory))
-            self.children.append(child)
-            return child
+    def _running_child(self) -> Child | None:
+        if self._closed:
+            raise EnvironmentFailed("the environments of this run are closed")
+        self.children = [child for child in self.children if child.alive]
+        return next((child for child in self.children if len(child.slots) < self._per_process), None)
+
+    async def _start_child(self) -> Child:
+        import cloudpickle  # type: ignore[import-untyped]  # comes with gymnasium; also carries classes that a notebook defines
+
+        child = await Child.start(cloudpickle.dumps(self._factory))
+        if self._closed:
+            child.kill()
+        self.children.append(child)
+        return child
 
     async def close(self) -> None:
         """End every process. Episodes that still run fail at once."""
