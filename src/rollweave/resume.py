@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rollweave.config.job import Job
 from rollweave.errors import ConfigError
+from rollweave.observability import jsonl
 from rollweave.rollout.state import SchedulerState
 from rollweave.runfolder import RunFolder
 from rollweave.training import checkpoint
@@ -92,6 +93,7 @@ def rewind(folder: RunFolder) -> Start:
             checkpoint.set_aside(path)
     for name in LOGS:
         _cut(folder.path / name, start.driver.logs.get(name, LogMark()).size)
+    _drop_last_evaluation(folder.path / "metrics.jsonl", start.version)
     folder.summary.unlink(missing_ok=True)
     return start
 
@@ -156,6 +158,14 @@ def _cut(path: Path, size: int) -> None:
             file.seek(size)
             undone.write(file.read())
     os.truncate(path, size)
+
+
+def _drop_last_evaluation(path: Path, version: int) -> None:
+    """A run that ended evaluated its last version in a row of its own, which the next step writes if it is due."""
+    rows = jsonl.read(path).rows
+    if rows and rows[-1]["step"] >= version:
+        last = _last_line(path, path.stat().st_size) or ""
+        os.truncate(path, path.stat().st_size - len(last.encode()) - 1)
 
 
 # --------------------------------------------------------------------------------------------------- the job
