@@ -355,7 +355,7 @@ class RolloutScheduler:
             task = self.cursor.source.task(group.id)
             self._running[group.id] = RunningGroup.from_state(group, task, members)
         kept = [group.members for group in state.buffered] + [group.finished for group in state.open]
-        for attempt in self.ledger.open_attempts - {member.id for members in kept for member in members}:
+        for attempt in sorted(self.ledger.open_attempts - {member.id for members in kept for member in members}):
             self.ledger.end_attempt(attempt, AttemptEnd.ABORTED, 0)
         for running in self._running.values():
             self._issue(running, running.unfinished)
