@@ -21,7 +21,7 @@ from rollweave.errors import WorkerDied, first_cause
 from rollweave.heartbeat import heartbeat
 from rollweave.interrupts import interrupts
 from rollweave.logbook import Logbook
-from rollweave.observability.events import Emitter, Recorder
+from rollweave.observability.events import Emitter, Event, Recorder
 from rollweave.observability.metrics import read_metrics
 from rollweave.observability.report import write_report
 from rollweave.observability.screen import Header
@@ -144,6 +144,7 @@ class Session:
                 on_row=[lambda step, row: self.view.step(log.row(step, row))],
                 on_trajectories=[log.trajectories],
             )
+            log.recorder.sinks.append(self._announce)
             self._record_start(log.recorder)
             async with start_machinery(blueprint, clock, self.folder.logs, log.recorder) as machinery:
                 parts = assemble(
@@ -158,6 +159,13 @@ class Session:
                 reason = await self._drive(parts, machinery, clock, log.recorder)
                 log.recorder.emit("run.end", reason=reason)
                 return reason
+
+    def _announce(self, event: Event) -> None:
+        """What somebody who watches should know of."""
+        if event.name == "worker.died":
+            self.view.note(f"{event.data['worker']} died; its log: {self.folder.logs}/{event.data['worker']}.log")
+        elif event.name == "worker.restarted":
+            self.view.note(f"{event.data['worker']} works again, {event.data['seconds']:.1f} s after its death")
 
     def _record_start(self, recorder: Emitter) -> None:
         start = self.start
