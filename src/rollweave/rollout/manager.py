@@ -109,6 +109,7 @@ class EnvManager:
         self.trajectory.cause = str(error)
         if self.cancelled:  # whatever happened on its way out
             self.trajectory.outcome = Outcome.ABORTED
+            self.trajectory.cause = f"cancelled in turn {len(self.trajectory.turns)}"
         elif isinstance(error, DeadlineExceeded):
             self.trajectory.outcome = Outcome.TIMED_OUT
         else:
@@ -116,7 +117,7 @@ class EnvManager:
 
     def _go_on(self) -> None:
         if self.cancelled:
-            raise EpisodeCancelled(f"cancelled in turn {len(self.trajectory.turns)}")
+            raise EpisodeCancelled
 
     # ------------------------------------------------------------------------------------------------- the turns
 
