@@ -99,13 +99,17 @@ def test_a_lower_limit_counts_as_at_least():
     assert survival_mean([*finished, (9.0, False)], 3.0) == pytest.approx(1 + 0.75 + 0.5)  # not guessed beyond 3
 
 
-def played(bias: DurationBias, durations: list[float], drop_at: float, thrown_away: bool = True) -> None:
+def played(bias: DurationBias, durations: list[float], drop_at: float) -> None:
     for number, seconds in enumerate(durations):
-        bias.begin(str(number), 0.0)
-        natural = seconds <= drop_at
-        bias.end(str(number), min(seconds, drop_at), int(10 * min(seconds, drop_at)), natural)
-        if not natural and thrown_away:
-            bias.throw_away(str(number))
+        play(bias, f"0.{number}.0", seconds, drop_at)
+
+
+def play(bias: DurationBias, attempt: str, seconds: float, stop_at: float = 99.0, began: float = 0.0) -> None:
+    lasted, natural = min(seconds, stop_at), seconds <= stop_at
+    bias.begin(attempt, began)
+    bias.end(attempt, began + lasted, int(10 * lasted), natural)
+    if not natural:
+        bias.throw_away(attempt)
 
 
 def test_dropping_what_is_slow_shows_as_a_bias():
@@ -116,28 +120,60 @@ def test_dropping_what_is_slow_shows_as_a_bias():
     assert bias.sample(9.0)["bias/tokens"] == pytest.approx(20 / 22.5 - 1)
 
 
+def test_playing_again_is_a_bias_if_it_was_luck_and_none_if_it_takes_as_long():
+    lucky, steady = DurationBias(), DurationBias()
+    for bias, second_time in ((lucky, 1.0), (steady, 4.0)):
+        played(bias, [1.0, 2.0, 3.0, 4.0], drop_at=3.5)
+        play(bias, "0.3.1", second_time, began=5.0)
+    # lucky trains 1, 2, 3, 1 where 1, 2, 3 and at least 3.5 were started
+    assert lucky.sample(99.0)["bias/duration"] == pytest.approx(1.75 / 2.25 - 1)
+    assert steady.sample(99.0)["bias/duration"] == 0.0
+
+
+def test_a_failure_is_no_length_and_what_is_tried_again_no_bias():
+    bias = DurationBias()
+    played(bias, [1.0, 2.0], drop_at=9.0)
+    bias.begin("0.2.0", 0.0)
+    bias.end("0.2.0", 30.0, 5, natural=False, failed=True)  # it hung until its deadline
+    bias.throw_away("0.2.0")
+    assert bias.sample(31.0)["bias/duration"] == 0.0  # while it waits for its next attempt
+    play(bias, "0.2.1", 1.5, began=31.0)
+    assert bias.sample(99.0)["bias/duration"] == 0.0
+
+
+def test_the_late_word_of_an_old_attempt_does_not_throw_the_new_one_away():
+    bias = DurationBias()
+    played(bias, [4.0, 2.0], drop_at=9.0)
+    bias.begin("0.2.0", 0.0)
+    bias.begin("0.2.1", 3.0)  # played again before the host has said that it stopped
+    bias.end("0.2.0", 3.5, 30, natural=False)
+    bias.throw_away("0.2.0")
+    bias.end("0.2.1", 7.0, 40, natural=True)
+    assert bias.sample(9.0)["bias/duration"] == 0.0
+
+
 def test_whoever_waits_has_no_bias_at_any_moment_though_the_long_ones_still_run():
     draw, bias = random.Random(0), DurationBias()
-    ends = []
+    ends: list[tuple[float, str]] = []
     for number in range(200):
         begin, seconds = number * 0.1, draw.lognormvariate(0.0, 1.5)
-        bias.begin(str(number), begin)
-        ends.append((begin + seconds, str(number)))
-        naive = [e for e in sorted(ends) if e[0] <= begin]
-        for time, name in naive:
+        bias.begin(f"{number}.0.0", begin)
+        ends.append((begin + seconds, f"{number}.0.0"))
+        over = [end for end in sorted(ends) if end[0] <= begin]
+        for time, name in over:
             bias.end(name, time, 1, natural=True)
-        if naive:
+        if over:
             assert bias.sample(begin)["bias/duration"] == 0.0
 
 
 def test_bias_is_silent_until_it_knows_something_and_forgets_what_is_long_ago():
     bias = DurationBias(window=2)
-    bias.begin("0", 0.0)
+    bias.begin("0.0.0", 0.0)
     assert bias.sample(5.0) == {}
     played(bias, [1.0, 2.0], drop_at=2.0)
     assert bias.sample(9.0) == {"bias/duration": 0.0, "bias/tokens": 0.0}
-    bias.begin("x", 10.0)
-    bias.begin("y", 10.0)
+    bias.begin("1.0.0", 10.0)
+    bias.begin("1.1.0", 10.0)
     assert bias.sample(11.0) == {}  # the two that are left still play
 
 
@@ -147,13 +183,10 @@ def test_cutting_episodes_short_does_not_shorten_the_estimate_of_what_was_starte
     for number in range(4000):
         seconds, cancelled = draw.expovariate(1.0), draw.uniform(0.0, 6.0)
         seen.append((min(seconds, cancelled), seconds <= cancelled))
-        bias.begin(str(number), 0.0)
-        bias.end(str(number), seen[-1][0], 1, natural=seen[-1][1])
-        if seconds > cancelled:
-            bias.throw_away(str(number))
+        play(bias, f"{number}.0.0", seconds, cancelled)
     assert sum(seconds for seconds, _ in seen) / len(seen) < 0.9
     assert survival_mean(seen, 6.0) == pytest.approx(1.0, abs=0.05)
-    kept = [seconds for seconds, natural in seen if natural]
+    kept = [seconds for seconds, natural in seen if natural]  # true mean 1: so much shorter are they
     assert bias.sample(9.0)["bias/duration"] == pytest.approx(sum(kept) / len(kept) - 1.0, abs=0.05)
 
 
@@ -314,7 +347,7 @@ def test_what_was_being_played_when_a_driver_died_is_lost_in_the_first_row_of_it
     assert first["tokens/in_flight"] == sum(finished.values())  # complete or nearly so: kept by the checkpoint
     assert first["tokens/wasted/lost"] == written[-1]["tokens/in_flight"] - sum(finished.values()) > 0
     assert first["tokens/generated"] == 0
-    assert first["bias/duration"] == 0.0  # until the scheduler books them as aborted
+    assert first["bias/duration"] == 0.0  # they will be played again
 
 
 def test_a_group_that_is_filtered_is_not_in_the_queue_and_a_failure_is_no_length():
@@ -328,16 +361,16 @@ def test_a_group_that_is_filtered_is_not_in_the_queue_and_a_failure_is_no_length
         say(0.0, "episode.begin", id=f"{group}.0.0", group=group, free=0, slots=2, in_line=0)
         say(4.0, "episode.end", id=f"{group}.0.0", group=group, free=1, slots=2, in_line=0)
     say(4.0, "trajectory.end", id="0.0.0", outcome="finished", tokens=8)
-    say(4.0, "trajectory.end", id="1.0.0", outcome="timed_out", tokens=8)
+    say(9.0, "trajectory.end", id="1.0.0", outcome="timed_out", tokens=8)
     for group in (0, 1):
         say(4.0, "group.complete", group=group, members=1)
-    say(5.0, "task.end", group=1, end="filtered")
-    say(5.0, "attempt.end", id="1.0.0", end="infra-failed", tokens=8)
-    say(6.0, "phase.begin", phase="get_batch", step=0)
-    row = accountant.sample(6.0)
+    say(9.0, "task.end", group=1, end="filtered")
+    say(9.0, "attempt.end", id="1.0.0", end="infra-failed", tokens=8)
+    say(9.0, "phase.begin", phase="get_batch", step=0)
+    row = accountant.sample(9.0)
     assert row["queue/length_seen"] == 1
-    assert row["bias/duration"] == 0.0  # had it ended by itself at 4 s, throwing it away would still be no bias:
-    assert [one.natural for one in accountant.bias._attempts.values()] == [True, False]
+    assert row["bias/duration"] == 0.0
+    assert row["bias/tokens"] == 0.0
 
 
 def test_restarts_of_workers_are_counted():

@@ -27,6 +27,9 @@ from rollweave.observability.tokens import LOST, TRAINED, TokenBooks
 BY_ITSELF = frozenset({"finished", "truncated"})
 """Outcomes of episodes that nobody and nothing cut short."""
 
+FAILURES = frozenset({"env_failed", "timed_out"})
+"""Outcomes that say nothing about how long an episode is."""
+
 
 class Accountant:
     def __init__(self) -> None:
@@ -91,7 +94,7 @@ class Accountant:
         self.tokens.generated = sum(int(row.get("tokens/generated") or 0) for row in rows)
         self.tokens.booked[LOST] = sum(int(row.get(f"tokens/wasted/{LOST}") or 0) for row in rows)
         for episode in self.work.end_all():
-            self.bias.end(episode, last, 0, natural=False)
+            self.bias.end(episode, last, 0, natural=False, failed=True)
         self._evaluating = False
         self.sample(last)  # those rows are written
         self.tokens.settle()  # what was being played is gone: lost in the first row to come
@@ -109,7 +112,8 @@ class Accountant:
         self.slots.change(time, data["free"], data["slots"], data["in_line"])
 
     def _trajectory_end(self, time: float, data: dict[str, Any]) -> None:
-        self.bias.end(data["id"], time, data["tokens"], data["outcome"] in BY_ITSELF)
+        outcome = data["outcome"]
+        self.bias.end(data["id"], time, data["tokens"], outcome in BY_ITSELF, outcome in FAILURES)
         self.tokens.finish(data["id"], data["tokens"])
 
     def _attempt_end(self, time: float, data: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                "`areal` does not enforce it."),
         Metric("staleness/share/<versions>", "share", "Trajectories of the batch that are that many versions old."),
         Metric("bias/duration", "share", "By how much trained episodes last longer (shorter: negative) than started "
-               "ones, over the last 2,048 started; 0 if nothing is thrown away. See observing.md."),
+               "ones, over the last 2,048 started; 0 if nothing is cut short. See observing.md."),
         Metric("bias/tokens", "share", "The same for the tokens sampled in an episode."),
     ),
     "Queue": (
