@@ -360,6 +360,8 @@ def test_a_group_that_is_filtered_is_not_in_the_queue_and_a_failure_is_no_length
         say(0.0, "group.admit", group=group, version=0)
         say(0.0, "episode.begin", id=f"{group}.0.0", group=group, free=0, slots=2, in_line=0)
         say(4.0, "episode.end", id=f"{group}.0.0", group=group, free=1, slots=2, in_line=0)
+    say(2.0, "episode.begin", id="2.0.0", group=2, free=0, slots=2, in_line=0)
+    say(4.0, "trajectory.end", id="2.0.0", outcome="truncated", tokens=2)  # half as long as the other
     say(4.0, "trajectory.end", id="0.0.0", outcome="finished", tokens=8)
     say(9.0, "trajectory.end", id="1.0.0", outcome="timed_out", tokens=8)
     for group in (0, 1):
