@@ -92,14 +92,18 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("offpolicy/ratio_p50", "", "Median ratio of the policy before the step to the behaviour."),
         Metric("offpolicy/ratio_p99", "", "Its 99th percentile."),
         Metric("offpolicy/ratio_max", "", "Its maximum."),
-        Metric("offpolicy/clip_fraction", "share", "Tokens whose gradient the clip cut off."),
+        Metric("offpolicy/clip_fraction", "share", "Tokens whose gradient the loss's bound cut off, or whose weight "
+               "it cut down."),
         Metric("mismatch/logprob_gap", "nats", "Mean absolute difference between the engine's and the trainer's "
                "log-probs on tokens of the version being trained; absent if the batch has none."),
         Metric("mismatch/logprob_gap_max", "nats", "The largest of those differences."),
+        Metric("mismatch/factor_mean", "", "What `training.mismatch` multiplies a token's policy loss with, mean."),
+        Metric("mismatch/cut_share", "share", "Tokens whose mismatch weight was truncated, or which it masked."),
         Metric("offpolicy/uncorrected", "0 or 1", "1: every ratio is exactly 1 on stale data; nothing corrects it."),
     ),
     "Optimisation": (
-        Metric("loss/<part>", "", "Parts of the loss: policy, kl, entropy."),
+        Metric("loss/<part>", "", "Parts of the loss: policy, kl, entropy; value: of the value head, with gae."),
+        Metric("value/explained_variance", "share", "How much of the returns the value head foresaw: 1 all, 0 none."),
         Metric("grad/<name>", "", "norm: of the gradient, before clipping; skipped: updates left out as not finite."),
     ),
     "Ledger and machine": (
