@@ -88,6 +88,10 @@ class Clock:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
+    def later(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
+        """Call this after a while. The name says what for: a replay calls it when the recording does."""
+        self.loop.call_later(seconds, callback)
+
     def wait(self, who: str, what: str, timeout: float | None = None, late: Callable[[], None] | None = None) -> Wait:
         """Names a wait while the `with` block runs; past `timeout` seconds it raises DeadlineExceeded.
 

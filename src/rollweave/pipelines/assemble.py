@@ -75,7 +75,7 @@ def assemble(
 ) -> Parts:
     sampling = training_sampling(job, stop_tokens)
     recorder = listeners.recorder
-    machinery.dispatcher.recorder = recorder
+    machinery.dispatcher.listen(recorder)
     scheduler = RolloutScheduler(
         RolloutPlan(
             group_size=job.rollout.group_size,

@@ -80,6 +80,7 @@ class Journal:
             listener(batch.step, row)
         for transcriber in self._on_trajectories:
             transcriber(batch.step, list(batch.trajectories()))
+        self._recorder.emit("step.end", step=batch.step, ledger=self._scheduler.ledger.summary())
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
         """A row with nothing but an evaluation: of the version the last step made."""
@@ -91,6 +92,9 @@ class Journal:
         """Go on counting where an earlier process of the run stopped."""
         self._began -= elapsed
         self.accountant.resume(events, rows)
+
+    def reached(self, target: float, step: int) -> None:
+        self._recorder.emit("target.reached", target=target, step=step)
 
     def saving(self, version: int) -> None:
         """What a checkpoint remembers of the run's logs ends with this event."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from rollweave.errors import RollweaveError
 from rollweave.observability.phases import Phase
 from rollweave.pipelines.journal import Journal
-from rollweave.rollout.evaluation import Evaluator
+from rollweave.rollout.evaluation import Evaluation, Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.state import SchedulerState
 from rollweave.training import checkpoint
@@ -83,8 +83,14 @@ class Parts:
         every = self.milestones.checkpoint_every
         if every and self.version % every == 0:
             await self.save_checkpoint()
+        return self._reached_target(evaluation, batch.step) or self.stopping
+
+    def _reached_target(self, evaluation: Evaluation | None, step: int) -> bool:
         target = self.milestones.target
-        return self.stopping or (evaluation is not None and target is not None and evaluation.reward >= target)
+        if evaluation is None or target is None or evaluation.reward < target:
+            return False
+        self.journal.reached(target, step)
+        return True
 
     async def save_checkpoint(self) -> Path:
         """Save what has been trained so far, unless it is saved already."""

@@ -6,6 +6,7 @@ submits them one by one unless a group is to stay on one worker.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ class _Seat:
     """A host as the dispatcher sees it."""
 
     capacity: int
+    number: int
     link: Endpoint[Lease | Cancel, Report] = field(init=False)
     used: int = 0
     playing: dict[str, None] = field(default_factory=dict)
@@ -54,17 +56,26 @@ class Dispatcher:
         """Hears when an episode begins and ends, and how much room is left then."""
         self._scheduling = scheduling
         self._seats: list[_Seat] = []
+        self._numbers = itertools.count()
         self._queue: deque[_Party] = deque()
         self._parties: dict[str, _Party] = {}
         self._leases: dict[str, Lease] = {}
+
+    def listen(self, recorder: Emitter) -> None:
+        """From now on somebody hears of hosts and episodes; first of the hosts that are there."""
+        self.recorder = recorder
+        for seat in self._seats:
+            recorder.emit("host.attach", host=seat.number, capacity=seat.capacity)
 
     # ------------------------------------------------------------------------------------------------- hosts
 
     def attach(self, transport: Transport, capacity: int) -> Endpoint[Lease | Cancel, Report]:
         """A new host that can play `capacity` episodes at once; returns our end of the link to it."""
-        seat = _Seat(capacity)
+        seat = _Seat(capacity, next(self._numbers))
         seat.link = Endpoint(transport, lambda report: self._hear(seat, report))
         self._seats.append(seat)
+        if self.recorder is not None:
+            self.recorder.emit("host.attach", host=seat.number, capacity=capacity)
         self._fill()
         return seat.link
 
@@ -73,6 +84,8 @@ class Dispatcher:
         seat = next(seat for seat in self._seats if seat.link is link)
         self._seats.remove(seat)
         link.close()
+        if self.recorder is not None:
+            self.recorder.emit("host.detach", host=seat.number)
         for id in list(seat.playing):
             self._end(_unplayed(self._leases[id], "its host died", host_died=True))
         self._fill()

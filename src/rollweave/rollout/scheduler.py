@@ -197,10 +197,12 @@ class RolloutScheduler:
             return
         spread = 0.5 + generator(self.plan.seed, "backoff", group.id, member, failures).random()
         pause = min(LONGEST_BACKOFF, self.plan.retry_backoff * 2 ** (failures - 1)) * spread
-        asyncio.get_running_loop().call_later(pause, partial(self._issue_again, group, member, group.requeues))
+        again = partial(self._issue_again, group, member, group.requeues)
+        self._clock.later(f"retry {group.id}.{member}", pause, again)
 
     def _issue_again(self, group: RunningGroup, member: int, requeues: int) -> None:
         if self._running.get(group.id) is group and group.requeues == requeues:  # else it has been given up meanwhile
+            self._recorder.emit("member.retry", group=group.id, member=member)
             self._issue(group, [member], first=True)
 
     # -------------------------------------------------------------------------------------------------- reports
@@ -221,6 +223,8 @@ class RolloutScheduler:
             turns=len(trajectory.turns),
             tokens=trajectory.sampled_tokens,
             reward=trajectory.reward,
+            version=trajectory.oldest_version,
+            reward_failed=report.reward_failed,
             cause=trajectory.cause,
         )
         if (end := self._cancelled.pop(lease.id, None)) is not None:
