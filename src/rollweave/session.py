@@ -28,7 +28,8 @@ from rollweave.observability.screen import Header
 from rollweave.observability.status_board import StatusBoard
 from rollweave.observability.summary import ExitReason, Summary, summarise, write_summary
 from rollweave.observability.terminal import View
-from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
+from rollweave.pipelines.assemble import Listeners, Machinery, assemble
+from rollweave.pipelines.drive import Drive
 from rollweave.pipelines.parts import Parts
 from rollweave.resume import DriverState, Start, rewind
 from rollweave.rewards.function import NamedReward
@@ -186,31 +187,20 @@ class Session:
             lambda: parts.scheduler.ledger.summary(),
             recorder.now,
         )
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                beating = tasks.create_task(heartbeat(board, machinery, clock))
-                watching = tasks.create_task(self._watch(clock, recorder))
-                running = tasks.create_task(self._pipeline(parts))
-                with interrupts(lambda: self._stop(parts, running, recorder)):
-                    await asyncio.wait([running])
-                watching.cancel()
-                beating.cancel()
-        except BaseException as error:
-            recorder.emit("run.failed", error=str(error))
-            await parts.rescue()
-            raise
-        await parts.save_checkpoint()
+        drive = Drive(self.job, parts, recorder)
+        async with asyncio.TaskGroup() as tasks:
+            beating = tasks.create_task(heartbeat(board, machinery, clock))
+            watching = tasks.create_task(self._watch(clock, recorder))
+            with interrupts(lambda: self._stop(drive)):
+                await drive.run()
+            watching.cancel()
+            beating.cancel()
         if parts.stopping:
             return "interrupted"
         return "completed" if parts.version >= self.job.training.steps else "target"
 
-    async def _pipeline(self, parts: Parts) -> None:
-        await pipeline(self.job)(parts, self.start.version, self.job.training.steps)
-
-    def _stop(self, parts: Parts, running: asyncio.Task[None], recorder: Emitter) -> None:
-        recorder.emit("run.stop")
-        if parts.stop():
-            running.cancel()
+    def _stop(self, drive: Drive) -> None:
+        drive.stop()
         self.view.note("interrupted: saving a checkpoint (press Ctrl-C again to leave without)")
 
     async def _watch(self, clock: Clock, recorder: Emitter) -> None:
