@@ -5,6 +5,7 @@ The same assembly serves the inline runtime, Ray and the simulation: only the ma
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from rollweave.pipelines.one_off import one_off
 from rollweave.pipelines.parts import Milestones, Parts
 from rollweave.pipelines.rollart import rollart
 from rollweave.pipelines.sync import sync
+from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.evaluation import Evaluator
 from rollweave.rollout.scheduler import Policy, RolloutPlan, RolloutScheduler
@@ -31,13 +33,27 @@ Pipeline = Callable[[Parts, int, int], Awaitable[None]]
 
 
 def pipeline(job: Job) -> Pipeline:
-    """The loop of the job's mode."""
+    """The loop of the job's mode, and what runs beside it."""
+    return _loop(job) if job.rollout.concurrency == "fixed" else _adapting(_loop(job))
+
+
+def _loop(job: Job) -> Pipeline:
     match job.pipeline:
         case SyncPipeline() | SyncPlusPipeline():
             return sync
         case OneOffPipeline() | RollArtPipeline(sync_point="after_batch"):
             return one_off
     return rollart  # and `areal`, whose scheduler looks at staleness only at the start
+
+
+def _adapting(loop: Pipeline) -> Pipeline:
+    async def run(parts: Parts, first: int, last: int) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            adapting = tasks.create_task(parts.concurrency.run(), name="concurrency")
+            await loop(parts, first, last)
+            adapting.cancel()
+
+    return run
 
 
 async def nobody_else() -> list[Waiting]:
@@ -114,6 +130,14 @@ def assemble(
         evaluator=_evaluator(job, machinery.dispatcher, source, stop_tokens, clock, recorder),
         milestones=Milestones(job.evaluation.every, job.evaluation.target, job.checkpoint.every, job.checkpoint.keep),
         checkpoints=checkpoints,
+        concurrency=AdaptiveConcurrency(
+            machinery.engines,
+            machinery.dispatcher,
+            clock,
+            recorder,
+            floor=max(job.rollout.group_size, job.rollout.slots // 16),
+            ceiling=job.rollout.slots,
+        ),
     )
 
 

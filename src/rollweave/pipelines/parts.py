@@ -10,6 +10,7 @@ from pathlib import Path
 from rollweave.errors import RollweaveError
 from rollweave.observability.phases import Phase
 from rollweave.pipelines.journal import Journal
+from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.evaluation import Evaluation, Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.state import SchedulerState
@@ -38,6 +39,8 @@ class Parts:
     evaluator: Evaluator | None
     milestones: Milestones
     checkpoints: Path
+    concurrency: AdaptiveConcurrency
+    """At work only in jobs that ask for it."""
     driver_state: Callable[[], str] = lambda: "{}"
     """What a checkpoint keeps of the driver, as JSON."""
     version: int = 0

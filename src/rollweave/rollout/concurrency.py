@@ -1,0 +1,150 @@
+"""How many episodes at once: as many as the engines' KV caches carry.
+
+An engine that holds fewer caches than there are episodes evicts one to serve another, and computes the evicted
+context again when its turn comes. A little of that is harmless; much of it and the engines mostly compute what they
+had. So the number of episodes follows the pressure as TCP follows congestion: it grows by a little while nothing is
+evicted and shrinks by a quarter when too much is computed again (additive increase, multiplicative decrease). Falling
+off the edge costs far more than staying just below it, so where it was last found is not tried again for a while.
+
+`decide` is the whole rule. `AdaptiveConcurrency` looks at the engines every few seconds and applies it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollweave.clock import Clock, DeadlineExceeded
+from rollweave.engines.protocol import Engine, EngineStats
+from rollweave.observability.events import Emitter
+from rollweave.rollout.dispatcher import Dispatcher
+
+LOOK_EVERY_SECONDS = 5.0
+TOLERATED_SHARE = 0.05
+"""Of all tokens computed, those computed again after an eviction."""
+CUT = 0.75
+RAISE_SHARE = 1 / 32
+"""Of the ceiling, at each look."""
+
+BELOW_THE_EDGE = 0.9
+"""Of the limit at which it was last too much: no higher, for a while."""
+TRY_AGAIN_AFTER = 60
+"""Looks: contexts get longer and shorter as a policy learns, so the edge moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """What happened in all engines between two looks, and how it stands now."""
+
+    evictions: int
+    computed: int
+    """Tokens computed for the first time: prefilled or sampled."""
+    recomputed: int
+    running: int
+    waiting: int
+    playing: int
+    """Episodes: at the first look or at the second, whichever was more."""
+    updated: bool = False
+    """The weights changed meanwhile: then caches were rebuilt for another reason."""
+
+    @property
+    def recomputed_share(self) -> float:
+        total = self.computed + self.recomputed
+        return self.recomputed / total if total else 0.0
+
+
+def decide(limit: int, floor: int, ceiling: int, pressure: Pressure) -> int:
+    """The next limit."""
+    in_effect = pressure.playing <= limit  # episodes under way are not stopped: a cut needs time to show
+    if pressure.evictions and pressure.recomputed_share > TOLERATED_SHARE and not pressure.updated and in_effect:
+        return max(floor, int(limit * CUT))
+    # More episodes help only if the limit is what keeps them away and the engines do not make them wait anyway.
+    if not pressure.evictions and pressure.waiting == 0 and pressure.playing >= limit:
+        return min(ceiling, limit + max(1, int(ceiling * RAISE_SHARE)))
+    return limit
+
+
+class AdaptiveConcurrency:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        dispatcher: Dispatcher,
+        clock: Clock,
+        recorder: Emitter,
+        *,
+        floor: int,
+        ceiling: int,
+    ) -> None:
+        self._engines = list(engines)
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._recorder = recorder
+        self._floor = min(floor, ceiling)
+        self._ceiling = ceiling
+        self._playing = 0
+        self._edge: int | None = None
+        """The limit that was last too much."""
+        self._looks_since_cut = 0
+
+    async def run(self) -> None:
+        """Adapt, until cancelled."""
+        self._dispatcher.limit = self._ceiling
+        before = await self._look()
+        while True:
+            await self._clock.sleep(LOOK_EVERY_SECONDS)
+            now = await self._look()
+            if now and before:
+                self._apply(self._pressure(before, now))
+            before = now
+
+    async def _look(self) -> list[EngineStats]:
+        """Every engine's counters; nothing if one does not answer, which is for others to deal with."""
+        try:
+            with self._clock.wait("concurrency", "the engines' counters", LOOK_EVERY_SECONDS):
+                return await asyncio.gather(*(engine.stats() for engine in self._engines))
+        except DeadlineExceeded:
+            return []
+
+    def _pressure(self, before: list[EngineStats], now: list[EngineStats]) -> Pressure:
+        pairs = list(zip(before, now, strict=True))
+        playing, self._playing = self._playing, self._dispatcher.playing
+        return Pressure(
+            evictions=sum(b.evictions - a.evictions for a, b in pairs),
+            computed=sum(
+                b.prefilled_tokens - a.prefilled_tokens + b.sampled_tokens - a.sampled_tokens for a, b in pairs
+            ),
+            recomputed=sum(b.recomputed_tokens - a.recomputed_tokens for a, b in pairs),
+            running=sum(b.running for _, b in pairs),
+            waiting=sum(b.waiting for _, b in pairs),
+            playing=max(playing, self._playing),
+            updated=any(a.version != b.version for a, b in pairs),
+        )
+
+    def _apply(self, pressure: Pressure) -> None:
+        before = self._dispatcher.limit or self._ceiling
+        limit = decide(before, self._floor, self._highest(before), pressure)
+        self._looks_since_cut += 1
+        if limit < before:
+            self._edge, self._looks_since_cut = before, 0
+        if limit != before:
+            self._dispatcher.limit = limit
+            self._tell(before, limit, pressure)
+
+    def _highest(self, limit: int) -> int:
+        if self._edge is None or self._looks_since_cut >= TRY_AGAIN_AFTER:
+            return self._ceiling
+        return min(self._ceiling, max(limit, int(self._edge * BELOW_THE_EDGE)))
+
+    def _tell(self, before: int, limit: int, pressure: Pressure) -> None:
+        self._recorder.emit(
+            "concurrency.change",
+            limit=limit,
+            before=before,
+            edge=self._edge,
+            evictions=pressure.evictions,
+            recomputed_share=round(pressure.recomputed_share, 4),
+            running=pressure.running,
+            waiting=pressure.waiting,
+            playing=pressure.playing,
+        )
