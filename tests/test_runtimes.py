@@ -22,6 +22,8 @@ SMALL = [
     [
         pytest.param(["runtime.type=inline", "runtime.threads=1", "pipeline.type=sync"], id="inline-sync"),
         pytest.param(["runtime.type=inline", "runtime.threads=1", "pipeline.type=sync+"], id="inline-sync+"),
+        pytest.param(["runtime.type=inline", "runtime.threads=1", "pipeline.type=one_off"], id="inline-one_off"),
+        pytest.param(["runtime.type=inline", "runtime.threads=1", "pipeline.type=areal"], id="inline-areal"),
         pytest.param(["pipeline.type=sync", "runtime.hosts=2"], id="ray-sync-two-hosts", marks=pytest.mark.slow),
         pytest.param(["runtime.placement=colocated"], id="ray-colocated-rollart", marks=pytest.mark.slow),
         pytest.param(["pipeline.alpha=2", "rollout.isolation=process"], id="ray-isolated", marks=pytest.mark.slow),
@@ -35,6 +37,7 @@ def test_a_run_completes(where: list[str], tmp_path: Path) -> None:
     summary = json.loads((out / "summary.json").read_text())
     assert summary["exit_reason"] == "completed"
     assert summary["steps"] == 2
-    assert summary["ledger"]["trained"] == 2 * 4 * 4
+    assert summary["tasks"]["trained"] == 2 * 4
+    assert summary["attempts"]["trained"] == 2 * 4 * 4
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("eval/version") for row in rows] == [0, 1, 2]
