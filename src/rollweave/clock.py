@@ -239,9 +239,9 @@ def collect_rarely() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def run_virtual(main: Callable[[Clock], Coroutine[Any, Any, T]]) -> T:
+def run_virtual(main: Callable[[Clock], Coroutine[Any, Any, T]], clock: Clock | None = None) -> T:
     """Run on virtual time, from 0. Deterministic; raises Deadlock instead of hanging."""
-    clock = Clock()
+    clock = clock or Clock()
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner:
         return runner.run(main(clock))
 

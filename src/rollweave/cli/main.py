@@ -16,6 +16,7 @@ import typer
 from rollweave.cli.doctor import doctor
 from rollweave.cli.env import app as env_app
 from rollweave.cli.eval import evaluate
+from rollweave.cli.replay import replay
 from rollweave.cli.report import report
 from rollweave.cli.status import status
 from rollweave.cli.train import train
@@ -34,6 +35,7 @@ app.command("train")(train)
 app.command("eval")(evaluate)
 app.add_typer(env_app, name="env", help="List, check and play environments.")
 app.command("status")(status)
+app.command("replay")(replay)
 app.command("report")(report)
 app.command("doctor")(doctor)
 

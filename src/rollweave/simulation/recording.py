@@ -1,0 +1,152 @@
+"""A recorded run as a world to replay in: everything that came from outside comes again, when the recording says so.
+
+`Gates` are what the parts wait behind; whoever reads the recording opens them. The trainer's, the engines' and the
+hosts' parts compute nothing: they end what they were asked to do at the recorded moment, with the recorded result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rollweave.clock import Clock
+from rollweave.engines.protocol import Completion, EngineStats, Request
+from rollweave.rollout.link import Packet
+from rollweave.rollout.messages import Lease, Report
+from rollweave.training.protocol import Metrics
+from rollweave.trajectory import Batch, Outcome, Span, Trajectory, Transform, Turn
+from rollweave.weights.fingerprint import Fingerprint
+
+RECORDED = "recorded"
+
+
+class Gates:
+    """Things that happen when the recording says so, by name."""
+
+    def __init__(self) -> None:
+        self._gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def passed(self, name: str) -> None:
+        await self._gates[name].wait()
+
+    def open(self, name: str) -> None:
+        self._gates[name].set()
+
+
+class RecordedClock(Clock):
+    """Named timers do not fire by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._timers: dict[str, Callable[[], None]] = {}
+
+    def later(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
+        self._timers[name] = callback
+
+    def fire(self, name: str) -> None:
+        if callback := self._timers.pop(name, None):
+            callback()
+
+
+class RecordedTrainer:
+    def __init__(self, gates: Gates) -> None:
+        self._gates = gates
+
+    async def train_step(self, batch: Batch) -> Metrics:
+        await self._gates.passed(f"train {batch.step}")
+        return {}
+
+    async def publish(self, version: int) -> Fingerprint:
+        await self._gates.passed(f"publish {version}")
+        return Fingerprint(version, RECORDED)
+
+    async def save(self, folder: Path, driver: str) -> None:
+        await self._gates.passed(f"save {folder.name}")
+
+    async def load(self, folder: Path) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class RecordedEngine:
+    """Answers nobody: episodes end as they were recorded."""
+
+    def __init__(self, gates: Gates, first_step: int) -> None:
+        self._gates = gates
+        self._stands_still = False
+        self._stats = EngineStats()
+        self._next_row = first_step
+
+    async def suspend(self) -> None:
+        self._stands_still = True
+
+    async def resume(self) -> None:
+        self._stands_still = False
+
+    async def prepare(self, version: int) -> Fingerprint:
+        return Fingerprint(version, RECORDED)
+
+    async def commit(self, version: int) -> None:
+        await self._gates.passed(f"commit {version}")
+        self._stats.version, self._stats.checksum = version, RECORDED
+
+    async def stats(self) -> EngineStats:
+        """Asked while it stands still, to check a commit, or once a step, for its row of metrics."""
+        if not self._stands_still:
+            step, self._next_row = self._next_row, self._next_row + 1
+            await self._gates.passed(f"row {step}")
+        return self._stats
+
+    async def generate(self, request: Request) -> Completion:
+        return self._nobody_asks()
+
+    def abort(self, request_id: str) -> None:
+        self._nobody_asks()
+
+    def release(self, trajectory: str) -> None:
+        self._nobody_asks()
+
+    async def close(self) -> None:
+        pass
+
+    @staticmethod
+    def _nobody_asks() -> NoReturn:
+        raise AssertionError("a replay has no episodes")
+
+
+class RecordedHost:
+    """Takes leases and says nothing until told to."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Lease] = {}
+
+    def __call__(self, packet: Packet[Any]) -> None:
+        self.leases.update({id: message for id, message in packet.messages.items() if isinstance(message, Lease)})
+
+
+def report(lease: Lease, end: Mapping[str, Any]) -> Report:
+    """How an episode ended, from its `trajectory.end`: as many tokens, of that version, with that reward."""
+    trajectory = Trajectory(lease.id, lease.group, lease.member, lease.task, admitted_version=lease.version)
+    tokens, turns = end["tokens"], end["turns"]
+    trajectory.turns = [Turn(Span([])) for _ in range(turns)]
+    if tokens:
+        # All in one place, all as old as the oldest was: nobody here looks at a token.
+        span = Span([0] * tokens, [0.0] * tokens, [0.0] * tokens, end["version"], Transform())
+        trajectory.turns[0].answer.append(span)
+    trajectory.outcome = Outcome(end["outcome"])
+    trajectory.rewards = {RECORDED: math.nan if end["reward"] is None else end["reward"]}
+    trajectory.cause = end["cause"]
+    return Report(lease.id, trajectory, end["reward_failed"])
+
+
+def unseen_report(lease: Lease, failed: bool) -> Report:
+    """Of an evaluation's episode: all that counts is whether it was played again."""
+    outcome = Outcome.ENV_FAILED if failed else Outcome.FINISHED
+    trajectory = Trajectory(lease.id, lease.group, lease.member, lease.task, outcome=outcome)
+    return Report(lease.id, trajectory)
