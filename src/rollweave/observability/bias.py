@@ -114,6 +114,8 @@ class _Means:
         horizon = max((size for size, final in [*self.started, *self.kept] if final), default=0.0)
         if horizon == 0.0 or not any(final for _, final in self.kept):
             return None
+        if self.kept == self.started:
+            return 0.0
         return survival_mean(self.kept, horizon) / survival_mean(self.started, horizon) - 1.0
 
 

@@ -7,10 +7,10 @@ reward: the trajectory is reported as failed and the scheduler issues a fresh at
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from rollweave.clock import Clock, DeadlineExceeded, Wait
 from rollweave.config.job import Deadlines
@@ -23,8 +23,6 @@ from rollweave.rollout.proxy import LLMProxy
 from rollweave.seeds import derive
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome, Trajectory
-
-T = TypeVar("T")
 
 
 class Dialogue(Protocol):
@@ -39,7 +37,7 @@ class Dialogue(Protocol):
         ...
 
     def ended(self, answer: Sequence[int]) -> bool:
-        """Whether a sampled answer closed its turn itself."""
+        """Whether a sampled answer (or its last span) closed its turn itself."""
         ...
 
 
@@ -82,6 +80,7 @@ class EnvManager:
         """The trajectory's tokens, kept as they come: joining its spans anew every turn is quadratic in turns."""
         self._interruptible: Wait | None = None
         """The latest wait that may be cut short."""
+        self._may_interrupt = True
 
     async def play(self) -> Report:
         reward_failed = False
@@ -124,16 +123,14 @@ class EnvManager:
     async def _play_episode(self) -> None:
         self._go_on()
         environment = self.stage.environment(self.lease.task)
+        self._may_interrupt = getattr(environment, "interruptible", True)
         barrier = self.stage.barrier
         if barrier:
             barrier.join()
         try:
-            observation = await self._in_time(
-                environment,
-                environment.reset(self.lease.task.seed, self.lease.task.data),
-                "environment reset",
-                self.stage.deadlines.env_reset,
-            )
+            with self._environment_wait("environment reset", self.stage.deadlines.env_reset):
+                observation = await environment.reset(self.lease.task.seed, self.lease.task.data)
+            self._go_on()
             self._observe(self.stage.dialogue.open(observation))
             while (next_observation := await self._take_turn(environment)) is not None:
                 self._observe(next_observation)
@@ -160,9 +157,12 @@ class EnvManager:
             )
         await self._generate()
         turn = self.trajectory.turns[-1]
-        what = f"environment step {len(self.trajectory.turns)}"
-        result = await self._in_time(environment, environment.step(turn.text), what, self.stage.deadlines.env_step)
+        wait = self._environment_wait(f"environment step {len(self.trajectory.turns)}", self.stage.deadlines.env_step)
+        with wait:
+            result = await environment.step(turn.text)
+        turn.seconds["environment"] = self.stage.clock.now() - wait.since
         turn.reward = result.reward
+        self._go_on()
         return self._after(result)
 
     def _after(self, result: StepResult) -> list[int] | None:
@@ -170,7 +170,7 @@ class EnvManager:
             self.trajectory.outcome = Outcome.TRUNCATED if result.truncated else Outcome.FINISHED
             return None
         dialogue, answer = self.stage.dialogue, self.trajectory.turns[-1].answer
-        answered_end = dialogue.ended([token for span in answer for token in span.tokens])
+        answered_end = bool(answer) and dialogue.ended(answer[-1].tokens)
         observation = dialogue.reply(result.observation, answered_end)
         out_of_turns = len(self.trajectory.turns) >= self.stage.max_turns
         out_of_context = len(self._context) + len(observation) >= self.stage.max_context
@@ -218,14 +218,10 @@ class EnvManager:
 
     # ------------------------------------------------------------------------------------------------- the waits
 
-    async def _in_time(self, environment: Environment, call: Awaitable[T], what: str, timeout: float) -> T:
+    def _environment_wait(self, what: str, timeout: float) -> Wait:
         wait = self.stage.clock.wait(self.name, what, timeout)
-        if getattr(environment, "interruptible", True):
-            self._interruptible = wait
-        with wait:
-            value = await call
-        self._go_on()
-        return value
+        self._interruptible = wait if self._may_interrupt else None
+        return wait
 
     async def _meet(self, barrier: TurnBarrier) -> None:
         """Wait for the others; the slowest of them has its own deadlines, and the batch has this one."""
