@@ -8,16 +8,17 @@ same number on every machine and in every order.
 
 from __future__ import annotations
 
-import hashlib
 import random
+from hashlib import blake2b
 
 Name = str | int
 
 
 def derive(seed: int, *path: Name) -> int:
     """A 63-bit seed for the given path of names under a parent seed."""
-    text = "/".join(map(str, (seed, *path)))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    # A single name is the case that comes once a turn.
+    text = f"{seed}/{path[0]}" if len(path) == 1 else "/".join(map(str, (seed, *path)))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def generator(seed: int, *path: Name) -> random.Random:
