@@ -32,6 +32,7 @@ from rollweave.config.training import TrainingConfig
 from rollweave.errors import RunFolderError
 from rollweave.policies.forward import load_model
 from rollweave.tasks import Task
+from rollweave.training.diagnostics import uncorrected as step_uncorrected
 from rollweave.training.packing import micro_batches, rows_of
 from rollweave.training.trainer import TorchTrainer
 from rollweave.trajectory import Batch, Group, Outcome, Span, Trajectory, Transform
@@ -179,6 +180,13 @@ def test_stale_data_with_every_ratio_one_is_reported(folder: Path, kind: Any, ca
     with caplog.at_level(logging.WARNING):
         assert uncorrected(kind(denominator="behaviour"), folder) == 0.0 and not caplog.text
         assert uncorrected(kind(denominator="proximal"), folder) == 1.0 and "as if on-policy" in caplog.text
+
+
+def test_only_stale_tokens_are_asked_whether_they_were_corrected() -> None:
+    versions = torch.tensor([1, 1, 0])
+    assert step_uncorrected(torch.tensor([0.9, 1.1, 1.0]), versions, 1) == 1.0
+    assert step_uncorrected(torch.tensor([1.0, 1.0, 0.9]), versions, 1) == 0.0
+    assert step_uncorrected(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([1, 1, 1]), 1) == 0.0
 
 
 def test_decoupled_ppo_and_mismatch_weights_are_corrections_too(folder: Path) -> None:
