@@ -98,8 +98,20 @@ class Turn:
     """Where the time went: `generate`, `environment`."""
 
 
+class _Measured:
+    """Holds what is derived from the tokens of a trajectory, and so is not a field of it."""
+
+    __slots__ = ("_sizes",)
+    _sizes: tuple[int, int, int] | None
+    """Length, sampled tokens, oldest version: asked for again and again once the episode has ended, and counting them
+    anew each time was a seventh of the control plane's work. None: not known."""
+
+    def _note_sizes(self, sizes: tuple[int, int, int] | None) -> None:
+        self._sizes = sizes
+
+
 @dataclass(slots=True)
-class Trajectory:
+class Trajectory(_Measured):
     """One member's episode. Tokens are only ever appended."""
 
     id: str
@@ -115,9 +127,13 @@ class Trajectory:
     """What went wrong, for outcomes that are not trainable."""
     info: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._note_sizes(None)
+
     def observe(self, tokens: list[int]) -> None:
         """Append the tokens of an observation and open a turn."""
         self.turns.append(Turn(Span(tokens)))
+        self._note_sizes(None)
 
     def answer(self, spans: list[Span], text: str, finish: str) -> None:
         """Append what the engine sampled for the open turn."""
@@ -125,6 +141,7 @@ class Trajectory:
         turn.answer.extend(spans)
         turn.text = text
         turn.finish = finish
+        self._note_sizes(None)
 
     def spans(self) -> Iterator[Span]:
         for turn in self.turns:
@@ -136,32 +153,29 @@ class Trajectory:
 
     @property
     def length(self) -> int:
-        # Plain loops here and below: these are asked several times an episode, and generators cost thrice as much.
-        total = 0
-        for turn in self.turns:
-            total += len(turn.observation.tokens)
-            for span in turn.answer:
-                total += len(span.tokens)
-        return total
+        return (self._sizes or self._measure())[0]
 
     @property
     def sampled_tokens(self) -> int:
-        total = 0
-        for turn in self.turns:
-            for span in turn.answer:
-                if span.version is not None:
-                    total += len(span.tokens)
-        return total
+        return (self._sizes or self._measure())[1]
+
+    @property
+    def oldest_version(self) -> int:
+        """The version its staleness is counted from: of its oldest sampled token, else of its admission."""
+        return (self._sizes or self._measure())[2]
 
     @property
     def reward(self) -> float:
         return sum(self.rewards.values())
 
-    @property
-    def oldest_version(self) -> int:
-        """The version its staleness is counted from: of its oldest sampled token, else of its admission."""
-        versions = [span.version for turn in self.turns for span in turn.answer if span.version is not None]
-        return min(versions, default=self.admitted_version)
+    def _measure(self) -> tuple[int, int, int]:
+        given = sum(len(turn.observation.tokens) for turn in self.turns)
+        answers = [span for turn in self.turns for span in turn.answer if span.version is not None]
+        sampled = sum(len(span.tokens) for span in answers)
+        oldest = min((span.version for span in answers if span.version is not None), default=self.admitted_version)
+        sizes = (given + sampled, sampled, oldest)
+        self._note_sizes(sizes)
+        return sizes
 
 
 @dataclass(slots=True)
