@@ -32,7 +32,7 @@ from rollweave.config.training import TrainingConfig
 from rollweave.errors import RunFolderError
 from rollweave.policies.forward import load_model
 from rollweave.tasks import Task
-from rollweave.training.diagnostics import uncorrected as step_uncorrected
+from rollweave.training.diagnostics import identically_one
 from rollweave.training.packing import micro_batches, rows_of
 from rollweave.training.trainer import TorchTrainer
 from rollweave.trajectory import Batch, Group, Outcome, Span, Trajectory, Transform
@@ -183,10 +183,25 @@ def test_stale_data_with_every_ratio_one_is_reported(folder: Path, kind: Any, ca
 
 
 def test_only_stale_tokens_are_asked_whether_they_were_corrected() -> None:
-    versions = torch.tensor([1, 1, 0])
-    assert step_uncorrected(torch.tensor([0.9, 1.1, 1.0]), versions, 1) == 1.0
-    assert step_uncorrected(torch.tensor([1.0, 1.0, 0.9]), versions, 1) == 0.0
-    assert step_uncorrected(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([1, 1, 1]), 1) == 0.0
+    stale = torch.tensor([False, False, True])
+    assert identically_one(torch.tensor([0.9, 1.1, 1.0]), stale)
+    assert not identically_one(torch.tensor([1.0, 1.0, 0.9]), stale)
+    assert not identically_one(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([False] * 3))
+
+
+@pytest.mark.parametrize("denominator", ["behaviour", "proximal"])
+def test_a_policy_that_has_not_moved_is_no_reason_to_warn(folder: Path, denominator: str) -> None:
+    """Old tokens, but exactly the log-probs the trainer itself has: as good as fresh."""
+    made, data = trainer(folder, loss=PPOLoss(denominator=denominator)), batch(version=0, step=1)
+    made.version = 1
+    rows = rows_of(data)
+    made._look(rows)
+    for trajectory, row in zip(data.trajectories(), rows, strict=True):
+        known = iter(row.before or [])
+        for span in trajectory.spans():
+            if span.sampled:
+                span.logprobs = [next(known) for _ in span.tokens]
+    assert made.train_step(data)["offpolicy/uncorrected"] == 0.0
 
 
 def test_decoupled_ppo_and_mismatch_weights_are_corrections_too(folder: Path) -> None:

@@ -39,7 +39,10 @@ class StepRecord:
             "grad/skipped": float(self.skipped),
             **off_policy(before, drawn),
             "offpolicy/clip_fraction": float(self._losses("clipped").float().mean()),
-            "offpolicy/uncorrected": uncorrected(self._losses("corrected_by"), versions, version),
+            "offpolicy/uncorrected": float(
+                bool((before != drawn)[drawn_by < version].any())
+                and identically_one(self._losses("corrected_by"), versions < version)
+            ),
             **logprob_gap(before, drawn, drawn_by, version),
             **self._mismatch(),
             **self._value(weight),
@@ -80,10 +83,12 @@ def off_policy(before: Tensor, behaviour: Tensor) -> Metrics:
     }
 
 
-def uncorrected(corrected_by: Tensor, versions: Tensor, current: int) -> float:
-    """1 if there are stale tokens and nothing tells them from fresh ones: every ratio and weight is exactly 1."""
-    stale = versions < current
-    return float(bool(stale.any()) and bool((corrected_by[stale] == 1.0).all()))
+def identically_one(corrected_by: Tensor, stale: Tensor) -> bool:
+    """Whether there are stale tokens and nothing tells them from fresh ones: every ratio and weight is exactly 1.
+
+    It is no matter where the policy has not moved since the draw: then stale data is as good as fresh.
+    """
+    return bool(stale.any()) and bool((corrected_by[stale] == 1.0).all())
 
 
 def logprob_gap(before: Tensor, behaviour: Tensor, versions: Tensor, current: int) -> Metrics:
