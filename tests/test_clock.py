@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollweave.clock import Clock, DeadlineExceeded, Deadlock, VirtualClockViolation, run_virtual, run_wall
+from rollweave.clock import (
+    WIND_DOWN_SECONDS,
+    Clock,
+    DeadlineExceeded,
+    Deadlock,
+    VirtualClockViolation,
+    run_virtual,
+    run_wall,
+)
 
 
 def test_virtual_time_jumps_to_the_next_event() -> None:
@@ -94,6 +102,45 @@ def test_each_of_many_deadlines_is_kept_from_one_heap(waits: list[tuple[int, int
         return await asyncio.gather(*(one(clock, work, limit + 0.5) for work, limit in waits))
 
     assert run_virtual(main) == [(work > limit, min(work, limit + 0.5)) for work, limit in waits]
+
+
+def test_a_wait_that_can_be_ended_in_order_is_told_to_and_not_cancelled() -> None:
+    async def main(clock: Clock) -> tuple[str, float]:
+        answer = clock.loop.create_future()
+        with clock.wait("env 3", "an answer", timeout=5, late=lambda: answer.set_result("half of it")) as wait:
+            got = await answer
+        assert wait.expired and not wait.open
+        return got, clock.now()
+
+    assert run_virtual(main) == ("half of it", 5.0)
+
+
+def test_the_time_to_wind_down_counts_from_the_deadline() -> None:
+    async def main(clock: Clock) -> float:
+        # The longer deadline of somebody else must not put this one off.
+        with clock.wait("other", "c", timeout=100):
+            with pytest.raises(DeadlineExceeded), clock.wait("a", "b", timeout=5, late=lambda: None):
+                await clock.loop.create_future()
+            return clock.now()
+
+    assert run_virtual(main) == 5.0 + WIND_DOWN_SECONDS
+
+
+def test_who_waits_is_listed_longest_first_whatever_the_deadlines() -> None:
+    async def waiter(clock: Clock, name: str, timeout: float | None) -> None:
+        with clock.wait(name, "x", timeout=timeout):
+            await clock.sleep(10)
+
+    async def main(clock: Clock) -> list[str]:
+        async with asyncio.TaskGroup() as tasks:
+            for name, timeout in (("a", 50.0), ("b", None), ("c", 20.0), ("d", 50.0)):
+                tasks.create_task(waiter(clock, name, timeout))
+                await clock.sleep(1)
+            listed = [wait.who for wait in clock.waits()]
+        assert clock.waits() == []
+        return listed
+
+    assert run_virtual(main) == ["a", "b", "c", "d"]
 
 
 def test_a_cancellation_from_outside_is_not_taken_for_a_deadline() -> None:
