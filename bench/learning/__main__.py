@@ -1,4 +1,5 @@
-"""`python -m bench.learning [--seeds 8] [--alphas 1 2 4] [--losses ...] [--processes 2] [--json] [--out DIR]`
+"""`python -m bench.learning [--seeds 8] [--alphas 1 2 4] [--losses ...] [--set KEY=VALUE] [--processes 2] [--json]
+[--out DIR]`
 
 Real engine and trainer on the virtual clock: how many steps is a matter of seeds alone, not of the machine.
 """
@@ -20,7 +21,7 @@ def main() -> None:
     arguments = _arguments()
     chosen = variants(arguments.losses, arguments.alphas)
     with tempfile.TemporaryDirectory(prefix="bench-learning-") as folder:
-        curves = measure(chosen, arguments.seeds, arguments.processes, Path(folder))
+        curves = measure(chosen, arguments.seeds, arguments.set, arguments.processes, Path(folder))
     figures = summarise(curves)
     result = as_json(figures, curves)
     if arguments.out:
@@ -36,6 +37,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--alphas", type=int, nargs="+", default=list(ALPHAS))
     parser.add_argument("--losses", nargs="+", choices=losses, default=losses, metavar="LOSS")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the job")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write learning.json and learning.svg here")
     parser.add_argument("--json", action="store_true")

@@ -6,17 +6,32 @@ import logging
 import multiprocessing
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.learning.learn import Curve, learn, make_policy
 from bench.learning.statistics import Curves
 from bench.learning.variants import FILE, TARGET, Variant
+from rollweave.config.job import Job
 from rollweave.config.load import load_job
 
 
-def measure(chosen: list[Variant], seeds: int, processes: int, folder: Path) -> Curves:
-    policies = {seed: make_policy(load_job(FILE, [f"seed={seed}"]), folder / str(seed)) for seed in range(seeds)}
-    work = [(variant, seed, policies[seed]) for seed in range(seeds) for variant in chosen]
+@dataclass(frozen=True, slots=True)
+class Work:
+    variant: Variant
+    seed: int
+    overrides: list[str]
+    policy: Path
+
+    def job(self) -> Job:
+        return load_job(FILE, [f"seed={self.seed}", *self.variant.overrides, *self.overrides])
+
+
+def measure(chosen: list[Variant], seeds: int, overrides: list[str], processes: int, folder: Path) -> Curves:
+    """The learning curve of every variant from every seed; all variants of a seed start from the same policy."""
+    work = [Work(variant, seed, overrides, folder / str(seed)) for seed in range(seeds) for variant in chosen]
+    for first in work[:: len(chosen)]:
+        make_policy(first.job(), first.policy)
     curves: Curves = {variant: {} for variant in chosen}
     os.environ["OMP_NUM_THREADS"] = "1"
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
@@ -27,8 +42,6 @@ def measure(chosen: list[Variant], seeds: int, processes: int, folder: Path) -> 
     return curves
 
 
-def play(work: tuple[Variant, int, Path]) -> tuple[Variant, int, Curve]:
-    variant, seed, policy = work
+def play(work: Work) -> tuple[Variant, int, Curve]:
     logging.disable(logging.WARNING)  # the wrong denominator warns each step, as it should
-    job = load_job(FILE, [f"seed={seed}", *variant.overrides])
-    return variant, seed, learn(job, policy, TARGET)
+    return work.variant, work.seed, learn(work.job(), work.policy, TARGET)
