@@ -90,6 +90,7 @@ class AdaptiveConcurrency:
     async def run(self) -> None:
         """Adapt, until cancelled."""
         self._dispatcher.limit = self._ceiling
+        self._recorder.emit("concurrency.begin", limit=self._ceiling)
         before = await self._look()
         while True:
             await self._clock.sleep(LOOK_EVERY_SECONDS)

@@ -122,6 +122,11 @@ class Dispatcher:
         """Whether a lease that has not been reported was handed to a host."""
         return self._parties[id].seat is not None
 
+    def player(self, id: str) -> tuple[Lease, Endpoint[Lease | Cancel, Report]] | None:
+        """The lease of this id and the link to the host that plays it, if one does."""
+        party = self._parties.get(id)
+        return None if party is None or party.seat is None else (self._leases[id], party.seat.link)
+
     @property
     def playing(self) -> int:
         return sum(len(seat.playing) for seat in self._seats)

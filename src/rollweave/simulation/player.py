@@ -17,14 +17,14 @@ from rollweave.pipelines.drive import Drive
 from rollweave.pipelines.parts import Parts
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import Endpoint, Packet
-from rollweave.rollout.messages import Lease, Report
+from rollweave.rollout.messages import Cancel, Lease, Report
 from rollweave.rollout.state import SchedulerState
 from rollweave.simulation.recording import (
     Gates,
     RecordedClock,
     RecordedEngine,
-    RecordedHost,
     RecordedTrainer,
+    nobody,
     report,
     unseen_report,
 )
@@ -68,7 +68,7 @@ class Player:
         self._events = events
         self._state = state
         self._gates = Gates()
-        self._hosts: dict[int, tuple[RecordedHost, Endpoint[Any, Report]]] = {}
+        self._hosts: dict[int, Endpoint[Lease | Cancel, Report]] = {}
         self._decided: list[Event] = []
         self._driving: asyncio.Task[None] | None = None
         self._ends = {event.data["id"]: event.data for event in events if event.name == "trajectory.end"}
@@ -86,6 +86,7 @@ class Player:
         self._drive = Drive(self._job, parts, recorder)
         async with asyncio.TaskGroup() as tasks:
             parting = await self._walk(lambda: tasks.create_task(self._go(parts), name="replay"))
+            parts.stopping = True  # the recording is over: nothing is to be saved
             if self._driving is not None:
                 self._driving.cancel()
         return parting
@@ -125,7 +126,7 @@ class Player:
     async def _same(self, recorded: Event) -> bool:
         """Whether the next decision is the recorded one."""
         if self.compared == len(self._decided):
-            await self._cause(recorded)
+            self._cause(recorded)
         if self.compared == len(self._decided):
             await self._settle(recorded)
         if self.compared == len(self._decided):
@@ -136,27 +137,20 @@ class Player:
         self.compared += 1
         return True
 
-    async def _cause(self, recorded: Event) -> None:
+    def _cause(self, recorded: Event) -> None:
         """Some of what is compared follows from something outside: let that happen."""
         match recorded.name:
             case "episode.end":
-                await self._end_episode(recorded)
+                self._end_episode(str(recorded.data["id"]))
             case "member.retry":
                 self.clock.fire(f"retry {recorded.data['group']}.{recorded.data['member']}")
             case "step.end":
                 self._gates.open(f"row {recorded.data['step']}")
 
-    async def _end_episode(self, recorded: Event) -> None:
-        id = str(recorded.data["id"])
-        if (found := self._playing(id)) is None:
-            await self._settle(recorded)  # its lease is still on its way
-            found = self._playing(id)
-        if found is not None:
+    def _end_episode(self, id: str) -> None:
+        if (found := self._dispatcher.player(id)) is not None:
             lease, link = found
-            link.receive(Packet({id: self._report(lease)}))
-
-    def _playing(self, id: str) -> tuple[Lease, Endpoint[Any, Report]] | None:
-        return next(((host.leases[id], link) for host, link in self._hosts.values() if id in host.leases), None)
+            link.receive(Packet({id: self._report(lease)}, confirmed=[id]))
 
     def _report(self, lease: Lease) -> Report:
         if (end := self._ends.get(lease.id)) is not None:
@@ -170,10 +164,11 @@ class Player:
         data: Any = event.data
         match event.name:
             case "host.attach":
-                host = RecordedHost()
-                self._hosts[data["host"]] = host, self._dispatcher.attach(host, data["capacity"])
+                self._hosts[data["host"]] = self._dispatcher.attach(nobody, data["capacity"])
             case "host.detach":
-                self._dispatcher.detach(self._hosts.pop(data["host"])[1])
+                self._dispatcher.detach(self._hosts.pop(data["host"]))
+            case "concurrency.begin" | "concurrency.change":
+                self._dispatcher.limit = data["limit"]
             case "phase.end" if data["phase"] == "train":
                 await self._let(event, f"train {data['step']}")
             case "weights.publish":
@@ -195,12 +190,13 @@ class Player:
 
 
 def _unhurried(job: Job, events: Sequence[Event]) -> Job:
-    """The job without deadlines, and with the steps that the run came to: it may have reached its target."""
+    """The job without what is in the recording: deadlines, an adapted concurrency, a target that ends it early."""
     reached = [int(event.data["step"]) for event in events if event.name == "target.reached"]  # type: ignore[arg-type]
     deadlines = job.rollout.deadlines.model_copy(update={"get_batch": NEVER, "weight_sync": NEVER})
+    rollout = job.rollout.model_copy(update={"deadlines": deadlines, "concurrency": "fixed"})
     return job.model_copy(
         update={
-            "rollout": job.rollout.model_copy(update={"deadlines": deadlines}),
+            "rollout": rollout,
             "evaluation": job.evaluation.model_copy(update={"target": None}),
             "training": job.training.model_copy(update={"steps": reached[0] + 1}) if reached else job.training,
         }
