@@ -9,14 +9,16 @@ import pytest
 
 import virtual_oracles as oracles
 from rollweave.clock import Deadlock
-from rollweave.config.job import Job
+from rollweave.config.job import CheckpointConfig, Job
 from rollweave.observability.tokens import TokenBooks
 from rollweave.rollout.buffer import SampleBuffer
 from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.group import RunningGroup
 from rollweave.rollout.ledger import AttemptEnd, Ledger
 from rollweave.rollout.manager import EnvManager
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.staleness import StalenessBound
+from rollweave.rollout.state import SchedulerState
 from rollweave.simulation.durations import constant, lognormal
 from rollweave.simulation.engine import SimulatedEngine
 from rollweave.simulation.environment import EnvironmentModel
@@ -152,6 +154,18 @@ def give_up_on_everybody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RolloutScheduler, "_expendable", lambda self, group: True)
 
 
+def forget_a_group(patch: pytest.MonkeyPatch) -> None:
+    honest = RolloutScheduler._issue
+
+    def issue(self: RolloutScheduler, group: RunningGroup, *args: Any, **more: Any) -> None:
+        if group.id == 10:
+            del self._running[group.id]
+        else:
+            honest(self, group, *args, **more)
+
+    patch.setattr(RolloutScheduler, "_issue", issue)
+
+
 WAIT, REQUEUE = rollart(1), rollart(1, policy="requeue", max_requeues=0)
 
 
@@ -168,6 +182,7 @@ WAIT, REQUEUE = rollart(1), rollart(1, policy="requeue", max_requeues=0)
         ),
         (never_look_at_age, WAIT, HEAVY, oracles.staleness_is_bounded),
         (never_look_at_age, rollart(0.5), HEAVY, oracles.staleness_is_bounded),
+        (forget_a_group, WAIT, HEAVY, oracles.nobody_is_left_behind),
         (one_too_many, WAIT, HEAVY, oracles.admission_follows_the_rule),
         (skip_a_task, WAIT, HEAVY, oracles.tasks_end_once),
         (train_twice, WAIT, HEAVY, oracles.batches_are_whole),
@@ -190,6 +205,54 @@ def test_the_oracle_notices(
     result = run(asked["job"], world)
     with pytest.raises(AssertionError):
         oracle(*arguments, result)
+
+
+def forget_what_was_finished(state: SchedulerState) -> None:
+    state.buffered = []
+
+
+def forget_what_was_open(state: SchedulerState) -> None:
+    state.open = []
+
+
+def begin_again_a_little_earlier(state: SchedulerState) -> None:
+    state.cursor -= 1
+
+
+def begin_again_a_little_later(state: SchedulerState) -> None:
+    state.cursor += 1
+
+
+def play_the_finished_again(state: SchedulerState) -> None:
+    """Their attempts are counted anew: those of the first life are issued once more."""
+    for group in state.open:
+        group.attempts = {}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        forget_what_was_finished,
+        forget_what_was_open,
+        begin_again_a_little_earlier,
+        begin_again_a_little_later,
+        play_the_finished_again,
+    ],
+)
+def test_resuming_wrongly_is_noticed(broken: Callable[[SchedulerState], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = job(rollart(2)).model_copy(update={"checkpoint": CheckpointConfig(every=1)})
+    first, cut = run(asked, HEAVY), 4
+    saved = first.trainer.saved[f"step-{cut}"]
+    oracles.check_resumed(asked, HEAVY, oracles.joined(first, cut, run(asked, HEAVY, saved)))
+    honest = RolloutScheduler.restore
+
+    def restore(self: RolloutScheduler, state: SchedulerState) -> None:
+        broken(state)
+        honest(self, state)
+
+    monkeypatch.setattr(RolloutScheduler, "restore", restore)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        oracles.check_resumed(asked, HEAVY, oracles.joined(first, cut, run(asked, HEAVY, saved)))
 
 
 def test_the_clock_notices_a_lease_that_nobody_plays(monkeypatch: pytest.MonkeyPatch) -> None:

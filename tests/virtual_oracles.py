@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from math import floor
+from copy import copy
+from dataclasses import replace
+from math import ceil, floor
 from typing import Any
 
 from rollweave.config.job import Job, RollArtPipeline
+from rollweave.observability.events import MemoryRecorder
 from rollweave.seeds import generator
+from rollweave.simulation.witness import Witness
 from rollweave.simulation.world import SimulatedRun, World
 from rollweave.trajectory import Group, Outcome, Trajectory
 
@@ -30,6 +34,7 @@ def check_everything(job: Job, world: World, run: SimulatedRun) -> None:
     batches_are_whole(job, run)
     trained_tokens_are_the_sampled_ones(job, run)
     staleness_is_bounded(job, run)
+    nobody_is_left_behind(job, run)
     admission_follows_the_rule(job, run)
     tasks_end_once(run)
     attempts_end_once(run)
@@ -86,12 +91,18 @@ def _marked_as_drawn(job: Job, versions: list[int | None], caches: list[int | No
 # --------------------------------------------------------------------------------------------- staleness, admission
 
 
-def ages(run: SimulatedRun) -> list[list[int]]:
-    """Of the groups of each batch, by the witness: steps since the version of their oldest token."""
+def oldest_tokens(run: SimulatedRun) -> dict[str, int]:
+    """Lease -> the version of its oldest token, by the witness."""
     oldest: dict[str, int] = {}
     for request, answered in run.witness.answered.items():
         lease = request.split("#")[0]
         oldest[lease] = min([*answered.versions, oldest.get(lease, 10**9)])
+    return oldest
+
+
+def ages(run: SimulatedRun) -> list[list[int]]:
+    """Of the groups of each batch: steps since the version of their oldest token."""
+    oldest = oldest_tokens(run)
 
     def age(step: int, group: Group) -> int:
         return step - min(oldest[member.id] for member in group.members)
@@ -107,6 +118,23 @@ def staleness_is_bounded(job: Job, run: SimulatedRun) -> None:
     for batch in ages(run):
         over = [age for age in batch if age > whole]
         assert all(age == whole + 1 for age in over) and len(over) <= late, f"{batch} exceeds alpha {job.alpha}"
+
+
+def nobody_is_left_behind(job: Job, run: SimulatedRun) -> None:
+    """Whatever is still open when the run ends could be consumed in time by a further step."""
+    versions: dict[int, int] = {}
+    for event in run.recorder.events:
+        if event.name in ("group.admit", "group.renewed", "group.requeued"):
+            versions[int(event.data["group"])] = int(event.data["version"])  # type: ignore[arg-type]
+    for event in run.recorder.named("task.end"):
+        del versions[int(event.data["group"])]  # type: ignore[arg-type]
+    scheduler = run.parts.scheduler
+    assert set(versions) == set(scheduler.buffer.groups) | set(scheduler._running), "a task was forgotten"
+    oldest = oldest_tokens(run)
+    for group in scheduler.buffer.groups.values():  # a turn that was begun again is younger than its group
+        versions[group.id] = min(oldest[member.id] for member in group.members)
+    if job.pipeline.type != "areal":
+        assert all(job.training.steps - version <= ceil(job.alpha) for version in versions.values()), versions
 
 
 def admission_follows_the_rule(job: Job, run: SimulatedRun) -> None:
@@ -275,3 +303,33 @@ def nobody_is_requeued_too_often(pipeline: RollArtPipeline, run: SimulatedRun) -
     if pipeline.policy == "requeue":
         stale = Counter(tuple(e["id"].split(".")[:2]) for e in data(run, "attempt.end") if e["end"] == "stale")
         assert max(stale.values(), default=0) <= limit
+
+
+# ----------------------------------------------------------------------------------------------------------- resume
+
+
+def joined(first: SimulatedRun, cut: int, second: SimulatedRun) -> SimulatedRun:
+    """The surviving history: of the first life what happened before checkpoint `cut` was written, then the second."""
+    events = first.recorder.events
+    end = next(n for n, e in enumerate(events) if e.name == "checkpoint.begin" and e.data["version"] == cut)
+    recorder, trainer = MemoryRecorder(), copy(second.trainer)
+    recorder.events = events[:end] + second.recorder.events
+    trainer.batches = first.trainer.batches[:cut] + second.trainer.batches
+    witness = Witness(answered=first.witness.answered | second.witness.answered)
+    return replace(second, recorder=recorder, trainer=trainer, witness=witness)
+
+
+def check_resumed(job: Job, world: World, history: SimulatedRun) -> None:
+    """As of a run that was never cut, but that attempts under way at the cut ended as aborted, unreported."""
+    batches_are_whole(job, history)
+    trained_tokens_are_the_sampled_ones(job, history)
+    staleness_is_bounded(job, history)
+    nobody_is_left_behind(job, history)
+    tasks_end_once(history)
+    failures_are_no_rewards(job, world, history)
+    ended = Counter(event["id"] for event in data(history, "attempt.end"))
+    ledger = history.parts.scheduler.ledger
+    assert set(ended.values()) == {1} and not set(ended) & ledger.open_attempts
+    assert len(ended) + len(ledger.open_attempts) == ledger.issued
+    tokens = sum(event["tokens"] for event in data(history, "attempt.end"))
+    assert tokens == sum(ledger.tokens.values())

@@ -17,7 +17,9 @@ from rollweave.simulation.transport import TransportModel
 from rollweave.simulation.world import SimulatedRun, World, simulate
 
 
-def make_job(pipeline: dict[str, Any], seed: int = 0, steps: int = 6, evaluate: int = 0, **rollout: Any) -> Job:
+def make_job(
+    pipeline: dict[str, Any], seed: int = 0, steps: int = 6, evaluate: int = 0, save: int = 0, **rollout: Any
+) -> Job:
     numbers = {"groups_per_step": 4, "group_size": 3, "environments": 8, "max_turns": 6, **rollout}
     return Job.model_validate(
         {
@@ -28,13 +30,13 @@ def make_job(pipeline: dict[str, Any], seed: int = 0, steps: int = 6, evaluate: 
             "rollout": numbers,
             "training": {"steps": steps, "loss": {"denominator": "behaviour"}, "advantage": {"type": "reinforce++"}},
             "evaluation": {"every": evaluate, "tasks": 3},
-            "checkpoint": {"every": 0},
+            "checkpoint": {"every": save},
         }
     )
 
 
-def run(job: Job, world: World) -> SimulatedRun:
-    return run_virtual(lambda clock: simulate(job, world, clock))
+def run(job: Job, world: World, resume: str | None = None) -> SimulatedRun:
+    return run_virtual(lambda clock: simulate(job, world, clock, resume))
 
 
 def rollart(alpha: float, **more: Any) -> dict[str, Any]:
@@ -91,13 +93,14 @@ def jobs(
     rollouts: st.SearchStrategy[dict[str, Any]] = rollouts,
     evaluate: st.SearchStrategy[int] = st.sampled_from([0, 0, 2]),  # noqa: B008 (strategies are values)
     steps: int = 4,
+    save: st.SearchStrategy[int] = st.sampled_from([0, 0, 1]),  # noqa: B008
 ) -> st.SearchStrategy[Job]:
-    def build(pipeline: dict[str, Any], rollout: dict[str, Any], seed: int, every: int) -> Job:
+    def build(pipeline: dict[str, Any], rollout: dict[str, Any], seed: int, every: int, save: int) -> Job:
         if rollout["group_size"] == 1:
             rollout = rollout | {"filter": "none"}  # one member alone never differs
-        return make_job(pipeline, seed, steps, every, **rollout)
+        return make_job(pipeline, seed, steps, every, save, **rollout)
 
-    return st.builds(build, pipelines, rollouts, st.integers(0, 10**6), evaluate)
+    return st.builds(build, pipelines, rollouts, st.integers(0, 10**6), evaluate, save)
 
 
 # --------------------------------------------------------------------------------------------------------- worlds
@@ -127,6 +130,7 @@ worlds = st.builds(
     token_seconds=st.sampled_from([constant(0.01), constant(0.2), lognormal(0.1, 1.0)]),
     answer_tokens=st.just(lambda rng: rng.randint(1, 6)),
     train_seconds=st.sampled_from([NO_TIME, constant(0.1), constant(3.0)]),
+    save_seconds=st.sampled_from([NO_TIME, constant(2.0)]),
     environment=environments,
     reward=st.sampled_from(
         [RewardModel(), RewardModel(lognormal(0.3, 1.0)), RewardModel(normal(0.2, 0.2), 0.05, 0.02)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rollweave.rollout.selection import Candidate, Selection, select
+from rollweave.rollout.selection import Candidate, Selection, left_over, select
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.trajectory import Group
 
@@ -29,5 +29,11 @@ class SampleBuffer:
         """What the step consumes and what it gives up, or None while it has to wait (see `selection`)."""
         if len(self.groups) < self.bound.groups_per_step:
             return None
-        line = [Candidate(group.id, group.oldest_version, complete=True) for group in self.groups.values()]
-        return select([*line, *running], step, self.bound, survivors, start_only)
+        return select([*self._complete(), *running], step, self.bound, survivors, start_only)
+
+    def left_over(self, step: int) -> list[int]:
+        """Groups that no step from this one on can consume any more."""
+        return left_over(self._complete(), step, self.bound)
+
+    def _complete(self) -> list[Candidate]:
+        return [Candidate(group.id, group.oldest_version, complete=True) for group in self.groups.values()]

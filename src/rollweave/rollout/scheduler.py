@@ -287,11 +287,15 @@ class RolloutScheduler:
     def _select(self, step: int) -> Selection | None:
         if self._broken is not None:
             raise self._broken
+        start_only = self.plan.policy == "start_only"
+        for id in [] if start_only else self.buffer.left_over(step):
+            self._discard(id, AttemptEnd.SURPLUS)
+            self._admit()
         running = (
             Candidate(group.id, group.version, complete=False, expendable=self._expendable(group))
             for group in self._running.values()
         )
-        return self.buffer.select(step, running, self._filter.survivors, self.plan.policy == "start_only")
+        return self.buffer.select(step, running, self._filter.survivors, start_only)
 
     def _expendable(self, group: RunningGroup) -> bool:
         return self.plan.policy == "drop" or (self.plan.policy == "requeue" and group.requeues < self.plan.max_requeues)

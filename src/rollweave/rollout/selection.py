@@ -66,6 +66,12 @@ def select(
     return selection
 
 
+def left_over(complete: Sequence[Candidate], step: int, bound: StalenessBound) -> list[int]:
+    """Complete groups that find no place in this step or a later one: more survived the filter than was expected."""
+    line = sorted(complete, key=lambda group: (group.version, group.id))
+    return [group.id for group in _too_many(line, 0, step, bound, survivors=1.0)]
+
+
 def _too_many(
     line: Sequence[Candidate], now: int, next_step: int, bound: StalenessBound, survivors: float
 ) -> list[Candidate]:

@@ -28,6 +28,8 @@ class SimulatedTrainer:
         self._save_seconds = save_seconds
         self._seed = seed
         self.batches: list[Batch] = []
+        self.saved: dict[str, str] = {}
+        """Checkpoint by name -> what it keeps of the driver."""
 
     async def train_step(self, batch: Batch) -> Metrics:
         batch.check()
@@ -41,6 +43,7 @@ class SimulatedTrainer:
 
     async def save(self, folder: Path, driver: str) -> None:
         await self._clock.sleep(self._save_seconds(generator(self._seed, "save", folder.name)))
+        self.saved[folder.name] = driver
 
     async def load(self, folder: Path) -> None:
         pass

@@ -19,6 +19,7 @@ from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
 from rollweave.pipelines.journal import Row
 from rollweave.pipelines.parts import Parts
+from rollweave.resume import DriverState
 from rollweave.rollout.barrier import TurnBarrier
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.manager import Stage
@@ -34,6 +35,9 @@ from rollweave.simulation.trainer import SimulatedTrainer
 from rollweave.simulation.transport import TransportModel
 from rollweave.simulation.witness import Witness
 from rollweave.tasks import SeedSource
+
+CHECKPOINTS = Path("modelled")
+"""Nothing is written there: the modelled trainer keeps its checkpoints to itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,11 @@ class SimulatedRun:
     seconds: float = 0.0
 
 
-async def simulate(job: Job, world: World, clock: Clock) -> SimulatedRun:
-    """Run the job's pipeline, unchanged, against modelled machinery."""
+async def simulate(job: Job, world: World, clock: Clock, resume: str | None = None) -> SimulatedRun:
+    """Run the job's pipeline, unchanged, against modelled machinery.
+
+    `resume`: what a checkpoint of another such run kept (`trainer.saved`); this one goes on from there.
+    """
     dispatcher = Dispatcher(job.rollout.scheduling)
     run = _assemble(job, world, clock, dispatcher)
     instances = itertools.count()
@@ -98,7 +105,9 @@ async def simulate(job: Job, world: World, clock: Clock) -> SimulatedRun:
         for host in hosts:
             host.begin(tasks)
         trouble = tasks.create_task(suffer(world.outages, run.engines, hosts, clock, tasks), name="outages")
-        await pipeline(job)(run.parts, 0, job.training.steps)
+        if resume is not None:
+            await run.parts.restore(CHECKPOINTS, DriverState.load(resume).scheduler)
+        await pipeline(job)(run.parts, run.parts.version, job.training.steps)
         run.seconds = clock.now()
         trouble.cancel()
         for host in hosts:
@@ -140,8 +149,9 @@ def _assemble(job: Job, world: World, clock: Clock, dispatcher: Dispatcher) -> S
         Machinery(engines, trainer, dispatcher),
         SeedSource("simulated", job.seed),
         (),
-        Path("unused"),
+        CHECKPOINTS,
         clock,
         Listeners(recorder, on_row=[lambda step, row: rows.append({"step": step, **row})]),
     )
+    parts.driver_state = lambda: DriverState(parts.scheduler.state(parts.version)).dump()
     return SimulatedRun(parts, trainer, engines, recorder, witness, rows)
