@@ -68,3 +68,19 @@ class Slow(Counter):
             await Slow.first.wait()
         Slow.first.set()
         return super().step(action)
+
+
+class HangsForOne:
+    """Three steps for everybody but one seed, whose first never ends."""
+
+    unlucky = 13
+
+    def reset(self, seed: int) -> str:
+        self.seed, self.steps = seed, 0
+        return "begin"
+
+    def step(self, action: str) -> Any:
+        while self.seed == self.unlucky:
+            signal.pause()
+        self.steps += 1
+        return "more", 1.0, self.steps == 3

@@ -13,13 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from isolation_worlds import Counter, Forgetful, Liar, Slow
+from isolation_worlds import Counter, Forgetful, HangsForOne, Liar, Slow
+from rollweave.clock import Clock, run_wall
+from rollweave.config.job import Deadlines
+from rollweave.engines.protocol import Sampling
 from rollweave.environments.conformance import check_conformance_async
 from rollweave.environments.isolation import EnvironmentPool, IsolatedEnvironment
 from rollweave.environments.protocol import StepResult
 from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
 from rollweave.errors import ConfigError, EnvironmentFailed
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.host import EnvHost
+from rollweave.rollout.manager import Stage
+from rollweave.rollout.messages import Lease, Report
+from rollweave.rollout.proxy import LLMProxy
+from rollweave.simulation.durations import constant
+from rollweave.simulation.engine import SimulatedEngine
+from rollweave.simulation.environment import ByteDialogue, StepRewards
 from rollweave.tasks import Task
+from rollweave.trajectory import Outcome
 
 FACTORY = EnvironmentFactory({world.__name__: ObjectMaker(world) for world in (Counter, Forgetful, Liar, Slow)})
 
@@ -309,3 +321,56 @@ def test_isolated_environments_keep_the_contract() -> None:
             await check_conformance_async(lambda: pool(task()))
 
     asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_one_hung_environment_among_64_costs_its_own_slot_and_nothing_else() -> None:
+    """Whole episodes, as a host plays them: the hung one is killed at its deadline, tried again, and killed again."""
+    attempts = 2
+    reports: list[Report] = []
+
+    async def main(clock: Clock) -> EnvironmentPool:
+        pool = EnvironmentPool(EnvironmentFactory({"HangsForOne": ObjectMaker(HangsForOne)}), 1)
+        stage = Stage(
+            clock=clock,
+            proxy=LLMProxy([SimulatedEngine(clock, constant(0.001), lambda rng: 2)]),
+            environment=pool,
+            dialogue=ByteDialogue(),
+            scorer=StepRewards(),
+            deadlines=Deadlines(env_step=10.0),
+            max_turns=10,
+            max_context=1000,
+        )
+        dispatcher = Dispatcher()
+        host: EnvHost
+        link = dispatcher.attach(lambda packet: host.link.receive(packet), 64)
+        host = EnvHost(stage, link.receive)
+        everybody = asyncio.Event()
+
+        def hear(lease: Lease, report: Report) -> None:
+            reports.append(report)
+            if report.trajectory.outcome is Outcome.TIMED_OUT and lease.attempt + 1 < attempts:
+                submit(lease.member, lease.attempt + 1)
+            elif len(reports) == 64 + attempts - 1:
+                everybody.set()
+
+        def submit(seed: int, attempt: int) -> None:
+            drawn = Task(str(seed), "HangsForOne", seed)
+            dispatcher.submit([Lease(f"0.{seed}.{attempt}", 0, seed, attempt, drawn, seed, Sampling(), 0)], hear)
+
+        async with asyncio.TaskGroup() as tasks:
+            playing = tasks.create_task(host.run())
+            for seed in range(64):
+                submit(seed, 0)
+            await everybody.wait()
+            playing.cancel()
+        await pool.close()
+        return pool
+
+    pool = run_wall(main)
+    outcomes = {report.lease: report.trajectory.outcome for report in reports}
+    hung = {f"0.{HangsForOne.unlucky}.{attempt}" for attempt in range(attempts)}
+    assert {lease for lease, outcome in outcomes.items() if outcome is Outcome.TIMED_OUT} == hung
+    assert sum(outcome is Outcome.FINISHED for outcome in outcomes.values()) == 63
+    assert (pool.killed, pool.rebuilt, pool.lost) == (attempts, 0, 0)
+    assert [report.lease for report in reports[-attempts:]] == sorted(hung), "nobody waited for it"
