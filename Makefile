@@ -53,8 +53,9 @@ lint: $(DEV) ## ruff, mypy --strict, and what the control plane may not do
 	@$(BIN)/mypy tools
 	@$(BIN)/python -m tools.lint_control_plane
 
-bench: $(DEV) ## measure the engine against transformers.generate, beside the roofline
-	@$(BIN)/python -m bench.engine
+BENCH ?= engine
+bench: $(DEV) ## measure the engine, or BENCH=control, weights, async, learning, waste (docs/benchmarks.md)
+	@$(BIN)/python -m bench.$(BENCH)
 
 recipes: $(DEV) ## train every recipe to its target
 	@$(BIN)/python -m tools.recipes
