@@ -60,8 +60,8 @@ class GAEAdvantage(Section):
     """Weight of the value loss, whose gradient also reaches the model under the head."""
     value_clip: PositiveFloat | None = 0.2
     """How far a value may move per train step before its loss stops pulling; none: plain squared error."""
-    value_learning_rate_factor: PositiveFloat = 10.0
-    """The head starts from nothing: its learning rate is this times the policy's."""
+    value_learning_rate_factor: PositiveFloat = 1.0
+    """The head's learning rate is this times the policy's. It starts from nothing: raise it where that is small."""
 
     @property
     def needs_group(self) -> bool:
