@@ -48,7 +48,7 @@ def measure(
     harness = Harness(JOB, run, seed, run.with_name(f"{run.name}.log"))
     done: list[Point] = []
     if say:
-        print(f"{'point':>5}  {'victim':<18} {'step':>5}  {'when':<20} {'orphans':>8}  {'recovered':>9}")
+        print(f"{'point':>5}  {'victim':<18} {'step':>5}  {'when':<28} {'orphans':>8}  {'recovered':>9}")
     try:
         for number, name in enumerate(order, 1):
             done.append(harness.point(number, name))
@@ -61,10 +61,12 @@ def measure(
 
 
 def _line(point: Point) -> str:
-    when = f"{point.seconds:.1f} s into {'its start' if point.starting else 'playing'}"
+    again = "" if point.again is None else f", {point.again:.1f} s into start"
+    when = f"{point.seconds:.1f} s{again}"
     orphans = "" if point.orphans_seconds is None else f"{point.orphans_seconds:.1f} s"
     recovered = f"{point.recovered_seconds:.1f} s"
-    return f"{point.number:>5}  {point.victim:<18} {point.step:>5}  {when:<20} {orphans:>8}  {recovered:>9}  {point.problem}"
+    what = f"{point.number:>5}  {point.victim:<18} {point.step:>5}  {when:<28}"
+    return f"{what} {orphans:>8}  {recovered:>9}  {point.problem}"
 
 
 if __name__ == "__main__":

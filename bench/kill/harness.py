@@ -29,9 +29,9 @@ class Point:
     step: int
     """Steps that metrics.jsonl had when it happened."""
     seconds: float
-    """After the process had trained a step, or was started."""
-    starting: bool
-    """It was still starting up."""
+    """After the process had trained its first step."""
+    again: float | None = None
+    """Killed once more so many seconds after it was started again."""
     orphans_seconds: float | None = None
     """How long processes outlived a dead driver."""
     recovered_seconds: float | None = None
@@ -49,14 +49,17 @@ class Harness:
 
     def point(self, number: int, victim: str) -> Point:
         """One kill, up to where the run trains again."""
-        starting = self._start() and self._rng.random() < 0.25
-        if not starting:
-            self._until(self._plays, "the run to train")
-        seconds = self._rng.uniform(0.0, 10.0 if starting else 5.0)
-        time.sleep(seconds)
-        point = Point(number, victim, self._steps(), seconds, starting)
+        self._start()
+        self._until(self._plays, "the run to train")
+        point = Point(number, victim, self._steps(), self._rng.uniform(0.0, 5.0))
+        time.sleep(point.seconds)
         killed = time.monotonic()
         self._strike(victim, point)
+        if victim in DRIVER_IS_GONE_WITH and self._rng.random() < 0.5:
+            point.again = self._rng.uniform(0.0, 12.0)
+            self._start()
+            time.sleep(point.again)
+            self._strike(victim, point)
         rows = self._rows()  # a resume may take some back; what counts is a row that was not there before
         self._start()
         self._until(lambda: bool(self._rows() - rows), "the run to train again")
