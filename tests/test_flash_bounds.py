@@ -28,6 +28,7 @@ the loop: a sample from version n can be in no batch after n + alpha, whoever sc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -169,10 +170,18 @@ def test_with_ever_more_samples_in_line_a_sample_costs_its_mean(slots: int) -> N
 
 
 def test_with_one_sample_for_each_worker_the_gain_is_the_longest_over_the_mean() -> None:
-    """(mu + L) / mu in the limit: waiting for the longest of a step is what asynchrony saves."""
-    workers, length = 64, two_lengths(0.07, 60.0)
-    waiting, going_on = Samples(length), Samples(length)
-    synchronous = play({"type": "sync+"}, waiting, workers, workers, train=0.0, steps=15, seed=2)
-    asynchronous = play(rollart(16), going_on, workers, workers, train=0.0, steps=50, seed=2)
+    """(mu + L) / mu in the limit: waiting for the longest of a step is what asynchrony saves.
+
+    Every fourteenth sample is a long one, so that each step has some and the mean is no matter of luck.
+    """
+    workers = 56
+
+    def every_fourteenth() -> Samples:
+        turn = itertools.cycle([60.0, *([1.0] * 13)])
+        return Samples(lambda rng: next(turn))
+
+    waiting, going_on = every_fourteenth(), every_fourteenth()
+    synchronous = play({"type": "sync+"}, waiting, workers, workers, train=0.0, steps=6, seed=2)
+    asynchronous = play(rollart(16), going_on, workers, workers, train=0.0, steps=45, seed=2)
     gain = step_seconds(synchronous) / step_seconds(asynchronous, skip=20)
     assert gain == pytest.approx((waiting.mean + waiting.longest) / waiting.mean, rel=0.15)
