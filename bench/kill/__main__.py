@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -30,7 +31,8 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rollweave-kill-") as temporary:
         run = arguments.out or Path(temporary) / "run"
-        points, found = measure(run, arguments.points, arguments.seed, arguments.victim, say=not arguments.json)
+        victims = (arguments.victim,) if arguments.victim else VICTIMS
+        points, found = measure(run, arguments.points, arguments.seed, victims, say=not arguments.json)
     if arguments.json:
         print(json.dumps({"points": [asdict(point) for point in points], "problems": found}))
     else:
@@ -39,12 +41,11 @@ def main() -> int:
 
 
 def measure(
-    run: Path, points: int, seed: int, victim: str | None = None, say: bool = False
+    run: Path, points: int, seed: int, victims: Sequence[str] = VICTIMS, say: bool = False
 ) -> tuple[list[Point], list[str]]:
     """Kill a run so many times; what happened at each point, and everything that is wrong in the end."""
-    rng = Random(seed)
-    order = [victim] * points if victim else [VICTIMS[n % len(VICTIMS)] for n in range(points)]
-    rng.shuffle(order)
+    order = [victims[n % len(victims)] for n in range(points)]
+    Random(seed).shuffle(order)
     harness = Harness(JOB, run, seed, run.with_name(f"{run.name}.log"))
     done: list[Point] = []
     if say:

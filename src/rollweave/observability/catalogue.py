@@ -23,7 +23,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "The step": (
         Metric("step", "count", "Train step n, counted from 0: it starts from policy version n and makes n + 1."),
         Metric("policy/version", "count", "The policy version this step made."),
-        Metric("time/elapsed", "s", "Since the run began (or was resumed), on the run's clock."),
+        Metric("time/elapsed", "s", "Since the run began, the time of earlier processes included if it was resumed."),
         Metric("lr", "", "Learning rate of this step."),
         Metric("weights/checksum", "text", "Digest of the weights made by this step, as every engine echoed it."),
     ),
