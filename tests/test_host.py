@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +20,7 @@ from rollweave.rollout.barrier import TurnBarrier
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Endpoint
-from rollweave.rollout.manager import Stage
+from rollweave.rollout.manager import EnvManager, Stage
 from rollweave.rollout.messages import Cancel, Lease, Report
 from rollweave.rollout.proxy import LLMProxy
 from rollweave.simulation.durations import constant, lognormal
@@ -274,6 +276,25 @@ def test_every_lease_is_reported_once_whatever_is_lost_repeated_and_overtaken(
         else:
             assert outcome in (Outcome.ABORTED, Outcome.FINISHED) or (hung and outcome is Outcome.TIMED_OUT)
     assert sampled == sum(heard[0].trajectory.sampled_tokens for heard in reports.values()), "a token is not booked"
+
+
+def test_an_episode_that_is_over_is_not_kept_alive_by_itself() -> None:
+    """The collector comes by rarely: what is part of a cycle would stay for thousands of episodes."""
+
+    async def main(clock: Clock) -> None:
+        manager = EnvManager(stage(clock, lambda task: Steps(clock, 1.0, 3)), lease())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(manager.play())
+        alive = weakref.ref(manager)
+        del manager
+        await clock.sleep(1)
+        assert alive() is None
+
+    gc.disable()
+    try:
+        run_virtual(main)
+    finally:
+        gc.enable()
 
 
 # ------------------------------------------------------------------------------------------------- late answers

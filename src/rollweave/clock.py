@@ -156,7 +156,7 @@ class Clock:
 
 
 class Wait:
-    """One named wait; a context manager around an `await`."""
+    """One named wait; a context manager around an `await`. It may be entered again, once it has ended."""
 
     __slots__ = (
         *("_cancelled", "_cancelling", "_late", "_queue", "_task"),
@@ -172,13 +172,14 @@ class Wait:
         self.who = who
         self.what = what
         self.timeout = timeout
-        self.expired = False
-        """Late, or told to be."""
         self._late = late
-        self._cancelled = False
+        self._queue: dict[Wait, None] = {}
 
     def __enter__(self) -> Wait:
         clock = self.clock
+        self.expired = False
+        """Late, or told to be."""
+        self._cancelled = False
         loop = clock._loop or clock.loop
         task = asyncio.current_task(loop)
         assert task is not None, "a wait needs a running task"
@@ -203,7 +204,7 @@ class Wait:
 
     def expire(self) -> None:
         """End an open wait: in order if there is a way that was not tried yet, else by cancelling."""
-        late, self._late = self._late, None
+        late = None if self.expired else self._late
         self.expired = True
         self._cancelled = late is None
         del self._queue[self]

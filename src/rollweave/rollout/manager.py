@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from rollweave.clock import Clock, DeadlineExceeded, Wait
+from rollweave.clock import Clock, DeadlineExceeded
 from rollweave.config.job import Deadlines
 from rollweave.engines.protocol import Completion, Request
 from rollweave.environments.protocol import Environment, Observation, StepResult
@@ -78,9 +79,12 @@ class EnvManager:
         self.cancelled = False
         self._context: list[int] = []
         """The trajectory's tokens, kept as they come: joining its spans anew every turn is quadratic in turns."""
-        self._interruptible: Wait | None = None
-        """The latest wait that may be cut short."""
-        self._may_interrupt = True
+        # One wait of each kind, entered again each turn. None of them holds on to the manager: a cycle of objects would
+        # keep the whole episode in memory until the collector comes by.
+        deadlines = stage.deadlines
+        self._generation = stage.clock.wait(self.name, "", deadlines.generate, partial(stage.proxy.abort, lease.id))
+        self._step = stage.clock.wait(self.name, "", deadlines.env_step)
+        self._interruptible = [self._generation]
 
     async def play(self) -> Report:
         reward_failed = False
@@ -100,9 +104,9 @@ class EnvManager:
         Interrupting the latter would mean killing the process, with the other environments in it.
         """
         self.cancelled = True
-        wait = self._interruptible
-        if wait is not None and wait.open and not wait.expired:
-            wait.expire()
+        for wait in self._interruptible:
+            if wait.open and not wait.expired:
+                wait.expire()
 
     def _fail(self, error: RollweaveError) -> None:
         self.trajectory.cause = str(error)
@@ -123,12 +127,14 @@ class EnvManager:
     async def _play_episode(self) -> None:
         self._go_on()
         environment = self.stage.environment(self.lease.task)
-        self._may_interrupt = getattr(environment, "interruptible", True)
+        reset = self.stage.clock.wait(self.name, "environment reset", self.stage.deadlines.env_reset)
+        if getattr(environment, "interruptible", True):
+            self._interruptible += [reset, self._step]
         barrier = self.stage.barrier
         if barrier:
             barrier.join()
         try:
-            with self._environment_wait("environment reset", self.stage.deadlines.env_reset):
+            with reset:
                 observation = await environment.reset(self.lease.task.seed, self.lease.task.data)
             self._go_on()
             self._observe(self.stage.dialogue.open(observation))
@@ -141,7 +147,6 @@ class EnvManager:
 
     async def _close(self, environment: Environment) -> None:
         """The episode is over: an environment that cannot be closed takes nothing away from it."""
-        self._interruptible = None
         with (
             suppress(DeadlineExceeded, EnvironmentFailed),
             self.stage.clock.wait(self.name, "environment close", self.stage.deadlines.env_reset),
@@ -157,7 +162,8 @@ class EnvManager:
             )
         await self._generate()
         turn = self.trajectory.turns[-1]
-        wait = self._environment_wait(f"environment step {len(self.trajectory.turns)}", self.stage.deadlines.env_step)
+        wait = self._step
+        wait.what = f"environment step {len(self.trajectory.turns)}"
         with wait:
             result = await environment.step(turn.text)
         turn.seconds["environment"] = self.stage.clock.now() - wait.since
@@ -188,13 +194,13 @@ class EnvManager:
         request = Request(
             f"{lease.id}#{turn}", lease.id, self._context.copy(), seed, lease.sampling, lease.task.environment
         )
-        wait = stage.clock.wait(self.name, f"generation of turn {turn}", stage.deadlines.generate, self._abort)
-        self._interruptible = wait
+        wait = self._generation
+        wait.what = f"generation of turn {turn}"
         try:
             with wait:
                 completion = await stage.proxy.generate(request, None if stage.prompt_replication else lease.group)
         except (DeadlineExceeded, asyncio.CancelledError):
-            self._abort()
+            stage.proxy.abort(lease.id)
             raise
         self._answer(completion, stage.clock.now() - wait.since)
         self._go_on()
@@ -202,9 +208,6 @@ class EnvManager:
             raise wait.too_late() if wait.expired else EnvironmentFailed(f"the engine gave up turn {turn}")
         if stage.barrier:
             await self._meet(stage.barrier)
-
-    def _abort(self) -> None:
-        self.stage.proxy.abort(self.lease.id, f"{self.lease.id}#{len(self.trajectory.turns)}")
 
     def _observe(self, tokens: list[int]) -> None:
         self.trajectory.observe(tokens)
@@ -218,16 +221,13 @@ class EnvManager:
 
     # ------------------------------------------------------------------------------------------------- the waits
 
-    def _environment_wait(self, what: str, timeout: float) -> Wait:
-        wait = self.stage.clock.wait(self.name, what, timeout)
-        self._interruptible = wait if self._may_interrupt else None
-        return wait
-
     async def _meet(self, barrier: TurnBarrier) -> None:
         """Wait for the others; the slowest of them has its own deadlines, and the batch has this one."""
-        self._interruptible = self.stage.clock.wait(self.name, "the other environments", self.stage.deadlines.get_batch)
-        with self._interruptible:
+        wait = self.stage.clock.wait(self.name, "the other environments", self.stage.deadlines.get_batch)
+        self._interruptible.append(wait)
+        with wait:
             await barrier.arrive()
+        self._interruptible.remove(wait)
         self._go_on()
 
     async def _score(self) -> bool:

@@ -17,6 +17,8 @@ class LLMProxy:
         self._engines = list(engines)
         self._home: dict[str, int] = {}
         self._held = [0] * len(self._engines)
+        self._latest: dict[str, str] = {}
+        """The latest request of each trajectory: it has one at a time."""
 
     def generate(self, request: Request, group: int | None = None) -> Awaitable[Completion]:
         """Sample a turn. `group`: the members of this group share a worker."""
@@ -25,17 +27,20 @@ class LLMProxy:
             worker = self._least_busy() if group is None else group % len(self._engines)
             self._home[request.trajectory] = worker
             self._held[worker] += 1
+        self._latest[request.trajectory] = request.id
         return self._engines[worker].generate(request)
 
-    def abort(self, trajectory: str, request_id: str) -> None:
+    def abort(self, trajectory: str) -> None:
+        """Stop what is being generated for it; an answer that has ended already is none the worse."""
         if trajectory in self._home:
-            self._engines[self._home[trajectory]].abort(request_id)
+            self._engines[self._home[trajectory]].abort(self._latest[trajectory])
 
     def release(self, trajectory: str) -> None:
         """The trajectory has ended: forget its worker, free its cache."""
         worker = self._home.pop(trajectory, None)
         if worker is not None:
             self._held[worker] -= 1
+            del self._latest[trajectory]
             self._engines[worker].release(trajectory)
 
     def _least_busy(self) -> int:
