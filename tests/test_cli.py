@@ -13,6 +13,7 @@ import pytest
 from rollweave.cli.main import main
 from rollweave.config.job import Job
 from rollweave.config.load import load_job
+from rollweave.config.plan import save_resolved
 from rollweave.errors import RollweaveError
 
 JOB = "model: {type: tiny}\nenvironment: {type: frozen_lake}\npipeline: {type: sync+}\n"
@@ -30,8 +31,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Stands in for what the commands call, and writes down how it is called."""
     made: list[Any] = []
 
-    def train_job(job: Job, out: Path | None) -> Path:
-        made.append((job, out))
+    def train_job(job: Job, out: Path | None, resume: bool = False) -> Path:
+        made.append((job, out, resume) if resume else (job, out))
         return out or Path("runs/x")
 
     def evaluate(target: str, overrides: list[str], tasks: int) -> dict[str, Any]:
@@ -58,6 +59,21 @@ def test_train_hands_on_the_checked_job(job_file: Path, calls: list[Any], tmp_pa
     assert run("train", job_file, "training.steps=3", "--out", tmp_path / "run", "seed=5") == 0
     job = load_job(job_file, ["training.steps=3", "seed=5"])
     assert calls == [(job, tmp_path / "run")]
+
+
+def test_resume_hands_on_the_folder_and_its_job(
+    job_file: Path, calls: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = load_job(job_file, ["training.steps=7"])
+    save_resolved(job, tmp_path / "run")
+    assert run("train", "--resume", tmp_path / "run", "training.steps=9") == 0
+    assert run("train", job_file, "--out", tmp_path / "run", "--resume") == 0
+    assert calls == [
+        (load_job(job_file, ["training.steps=9"]), tmp_path / "run", True),
+        (load_job(job_file), tmp_path / "run", True),
+    ]
+    assert run("train", "--resume", tmp_path) == 2
+    assert "is not a run folder" in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_a_loadable_file_and_trains_nothing(
@@ -130,5 +146,5 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("rollweave 0.")
     assert run("--help") == 0
     text = capsys.readouterr().out
-    for command in ("train", "eval", "env", "report", "doctor"):
+    for command in ("train", "eval", "env", "replay", "report", "doctor"):
         assert f"\n  {command} " in text

@@ -279,6 +279,15 @@ def test_more_steps_may_be_wanted(finished: Path, tmp_path: Path, capsys: pytest
     assert event.data["changed"] == {"training.steps": [5, 6]}
 
 
+def test_what_was_changed_is_told_from_the_checkpoint_on(run: Path) -> None:
+    """Also if the process that was given the change died before it saved anything."""
+    config = RunFolder(lose(run, 5))
+    config.replace_job(job(SYNC, steps=6))
+    train_job(config.job(), run, resume=True)
+    event = next(event for event in read_events(run / "events.jsonl") if event.name == "run.resume")
+    assert event.data["changed"] == {"training.steps": [5, 6]}
+
+
 def test_resume_starts_a_run_that_was_never_started(tmp_path: Path, finished: Path) -> None:
     """The same command in a loop, whatever happened before."""
     assert curve(train_job(job(SYNC), tmp_path / "new", resume=True)) == curve(finished)
@@ -316,13 +325,19 @@ def failing(monkeypatch: pytest.MonkeyPatch, method: str, step: int, error: Exce
     monkeypatch.setattr(owner, method, wrong)
 
 
+@pytest.mark.parametrize(("step", "place"), [(1, "its start, step 0"), (3, "checkpoint step-2, step 2")])
 def test_a_dead_trainer_is_replaced_from_the_checkpoint(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    step: int,
+    place: str,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    failing(monkeypatch, "train_step", 3, WorkerDied("the worker 'trainer' died", "trainer"), times=2)
+    failing(monkeypatch, "train_step", step, WorkerDied("the worker 'trainer' died", "trainer"), times=2)
     run = train_job(job(SYNC), tmp_path / "run")
     assert_same_history(run, finished)
-    assert "going on from checkpoint step-2, step 2 of 5" in capsys.readouterr().out
+    assert f"going on from {place} of 5" in capsys.readouterr().out
 
 
 def test_a_trainer_that_always_dies_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

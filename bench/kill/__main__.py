@@ -56,9 +56,10 @@ def measure(
             if say:
                 print(_line(done[-1]), flush=True)
         harness.finish()
+        left = harness.agents_left()
     finally:
         harness.close()
-    return done, [*(f"point {p.number}: {p.problem}" for p in done if p.problem), *problems(run)]
+    return done, [*(f"point {p.number}: {p.problem}" for p in done if p.problem), *left, *problems(run)]
 
 
 def _line(point: Point) -> str:

@@ -46,6 +46,7 @@ class Harness:
         self._rng = Random(seed)
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._agents: dict[int, str] = {}
 
     def point(self, number: int, victim: str) -> Point:
         """One kill, up to where the run trains again."""
@@ -140,11 +141,27 @@ class Harness:
             self._bury(members, point)
 
     def _bury(self, members: dict[int, str], point: Point) -> None:
-        """Nobody may outlive the driver for long; those who do are ended here, and it is said."""
+        """Nobody may outlive the driver for long; those who do are ended here, and it is said.
+
+        Ray's own agents try for a minute to tell a dead raylet's story before they go: they are looked at last.
+        """
         died = time.monotonic()
-        while (left := processes.survivors(members)) and time.monotonic() - died < PATIENCE / 4:
+        self._agents |= {pid: command for pid, command in members.items() if "Agent" in command}
+        while (left := self._outliving(members)) and time.monotonic() - died < PATIENCE / 4:
             time.sleep(0.2)
         point.orphans_seconds = time.monotonic() - died
         if left:
             point.problem = f"{len(left)} processes outlived the driver: {sorted(set(left.values()))}"
             processes.kill(list(left))
+
+    def _outliving(self, members: dict[int, str]) -> dict[int, str]:
+        alive = processes.survivors(members)
+        return {pid: command for pid, command in alive.items() if pid not in self._agents}
+
+    def agents_left(self) -> list[str]:
+        """Agents of dead drivers that do not go at all."""
+        end = time.monotonic() + PATIENCE
+        while (left := processes.survivors(self._agents)) and time.monotonic() < end:
+            time.sleep(1.0)
+        processes.kill(list(left))
+        return [f"{command} outlived its driver" for command in left.values()]

@@ -51,4 +51,4 @@ def kill(pids: list[int]) -> None:
 
 def _same(now: str, before: str) -> bool:
     # Ray renames its workers as they work: ray::TrainerWorker.train_step, ray::TrainerWorker ...
-    return now == before or (now.startswith("ray::") and before.startswith("ray::"))
+    return now == before or (now.startswith("ray::") and now.split(".")[0] == before.split(".")[0])

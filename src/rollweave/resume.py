@@ -50,6 +50,8 @@ class DriverState:
     scheduler: SchedulerState = field(default_factory=SchedulerState)
     elapsed: float = 0.0
     logs: dict[str, LogMark] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
+    """The job it was saved under, as in config.yaml: that file may have changed since."""
 
     def dump(self) -> str:
         """Exact: floats as Python writes them, infinities too. What JSON has no word for, in a user's data, as text."""
@@ -71,7 +73,7 @@ class Start:
     driver: DriverState = field(default_factory=DriverState)
     notes: list[str] = field(default_factory=list)
     changed: dict[str, list[Any]] = field(default_factory=dict)
-    """Keys of the job that differ from before: old value, new value."""
+    """Keys of the job that differ from the checkpoint's: old value, new value."""
     resumed: bool = False
 
     @property
@@ -85,9 +87,11 @@ class Start:
 # ------------------------------------------------------------------------------------------------- the place
 
 
-def rewind(folder: RunFolder) -> Start:
+def rewind(folder: RunFolder, job: Job) -> Start:
     """Find where the run continues and bring its folder back to that moment."""
     start = find(folder)
+    if start.checkpoint is not None:
+        start.changed = _changes(start.driver.job, job.model_dump(mode="json"))
     for path in checkpoint.newest_first(folder.checkpoints):
         if start.checkpoint is None or checkpoint.step_of(path) > start.version:
             checkpoint.set_aside(path)
@@ -171,21 +175,22 @@ def _drop_last_evaluation(path: Path, version: int) -> None:
 # --------------------------------------------------------------------------------------------------- the job
 
 
-def compare(folder: RunFolder, job: Job) -> dict[str, list[Any]]:
-    """The keys that differ from the job the run was started with; refuses a job that would learn something else."""
-    before, after = _flat(folder.job().model_dump(mode="json")), _flat(job.model_dump(mode="json"))
-    changed = {
-        key: [before.get(key), after.get(key)]
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
-    }
+def check_job(folder: RunFolder, job: Job) -> None:
+    """Refuses a job that would learn something else than the run does."""
+    changed = _changes(folder.job().model_dump(mode="json"), job.model_dump(mode="json"))
     if refused := [key for key in changed if not _may_change(key)]:
         lines = "\n".join(f"  {key}: {changed[key][0]!r} in the run, {changed[key][1]!r} now" for key in refused)
         raise ConfigError(
             f"{folder.path} was started with another job, and what it has learnt so far would not fit:\n{lines}\n"
             f"give these keys their old values (all of them are in {folder.config}), or start a new run with --out"
         )
-    return changed
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any]]:
+    """Key -> old and new value, for those that differ."""
+    old, new = _flat(before), _flat(after)
+    keys = sorted(old.keys() | new.keys())
+    return {key: [old.get(key), new.get(key)] for key in keys if old.get(key) != new.get(key)}
 
 
 def _may_change(key: str) -> bool:

@@ -13,7 +13,7 @@ from rollweave.config.job import Job
 from rollweave.environments.registry import source
 from rollweave.errors import ConfigError, RunFolderError
 from rollweave.preflight import check_before_start
-from rollweave.resume import Start, compare, find, rewind
+from rollweave.resume import Start, check_job, find, rewind
 from rollweave.runfolder import RunFolder
 from rollweave.session import Given, Session
 
@@ -42,15 +42,12 @@ def train_job(job: Job, out: Path | None = None, given: Given = Given(), resume:
 
 def _continue(folder: RunFolder, job: Job) -> Start | None:
     """Where the run goes on; None if it is finished."""
-    changed = compare(folder, job)
+    check_job(folder, job)
     if _finished(folder, job):
         print(f"{folder.path} is finished: {find(folder).version} steps are trained. To go on, raise training.steps")
         return None
-    start = rewind(folder)
-    start.changed = changed
-    if changed:
-        folder.replace_job(job)
-    return start
+    folder.replace_job(job)
+    return rewind(folder, job)
 
 
 def _finished(folder: RunFolder, job: Job) -> bool:

@@ -74,7 +74,7 @@ class Session:
                 reason, failure = self._live(blueprint)
                 if not (isinstance(failure, WorkerDied) and failure.worker == "trainer"):
                     return reason, failure
-                self.start = rewind(self.folder)
+                self.start = rewind(self.folder, self.job)
                 lives[self.start.version] += 1
                 if lives[self.start.version] > LIVES_PER_CHECKPOINT:
                     return reason, failure
@@ -151,15 +151,17 @@ class Session:
                 parts = assemble(
                     self.job, machinery, self.tasks, chat.stop_tokens, self.folder.checkpoints, clock, listeners
                 )
-                parts.driver_state = lambda: DriverState(
-                    parts.scheduler.state(parts.version), log.elapsed(), log.marks()
-                ).dump()
+                parts.driver_state = lambda: self._driver_state(parts, log)
                 if self.start.checkpoint is not None:
                     parts.journal.resume(self.start.driver.elapsed, *log.earlier())
                     await parts.restore(self.start.checkpoint, self.start.driver.scheduler)
                 reason = await self._drive(parts, machinery, clock, log.recorder)
                 log.recorder.emit("run.end", reason=reason)
                 return reason
+
+    def _driver_state(self, parts: Parts, log: Logbook) -> str:
+        scheduler = parts.scheduler.state(parts.version)
+        return DriverState(scheduler, log.elapsed(), log.marks(), self.job.model_dump(mode="json")).dump()
 
     def _announce(self, event: Event) -> None:
         """What somebody who watches should know of."""
