@@ -19,7 +19,7 @@ from rollweave.engines.protocol import EngineStats
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import ConfigError, RunFolderError, WorkerDied
 from rollweave.observability.events import MemoryRecorder, read_events
-from rollweave.observability.metrics import read_metrics
+from rollweave.observability.metrics import MetricsWriter, read_metrics
 from rollweave.pipelines.assemble import Listeners, assemble, pipeline
 from rollweave.pipelines.parts import Parts
 from rollweave.policies.chat import ChatFormat
@@ -359,3 +359,16 @@ def test_a_failed_run_saves_what_it_has(finished: Path, tmp_path: Path, monkeypa
 def test_the_state_survives_its_file_exactly(run: Path) -> None:
     text = checkpoint.read_driver(run / "checkpoints" / "step-4")
     assert DriverState.load(text).dump() == text
+
+
+def test_tensorboard_shows_a_step_that_was_done_again_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for resumed_at, steps, reward in ((None, range(4), 0.0), (2, range(2, 5), 1.0)):
+        writer = MetricsWriter(tmp_path, tensorboard=True, resumed_at=resumed_at)
+        for step in steps:
+            writer.write(step, {"reward/mean": reward})
+        writer.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [(e.step, e.value) for e in board.Scalars("reward/mean")] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1)]
