@@ -50,7 +50,7 @@ def many(examples: int, **more: Any) -> settings:
 
 
 @pytest.mark.timeout(900)
-@many(1200)
+@many(1000)
 @given(jobs(), worlds)
 def test_every_invariant_holds_in_every_mode_under_every_fault(job: Job, world: World) -> None:
     check_everything(job, world, run(job, world))
@@ -84,7 +84,7 @@ def test_alpha_zero_equals_sync_plus_to_the_token_and_the_second(job: Job, world
     assert one.seconds == other.seconds
 
 
-@many(300)
+@many(200)
 @given(jobs(steps=5, save=st.just(1)), worlds, st.integers(1, 4))
 def test_a_run_that_is_cut_and_resumed_loses_and_repeats_nothing(job: Job, world: World, cut: int) -> None:
     first = run(job, world)

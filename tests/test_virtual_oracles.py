@@ -78,6 +78,7 @@ def answers_survive_updates(patch: pytest.MonkeyPatch) -> None:
 def never_look_at_age(patch: pytest.MonkeyPatch) -> None:
     honest = SampleBuffer.select
     patch.setattr(SampleBuffer, "select", lambda self, *args, **_: honest(self, *args[:3], start_only=True))
+    patch.setattr(SampleBuffer, "left_over", lambda self, step: [])
     patch.setattr(RolloutScheduler, "_check_staleness", lambda self, batch: None)
 
 
