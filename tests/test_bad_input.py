@@ -250,7 +250,7 @@ def test_an_episode_that_never_ends_is_truncated_and_trained(user: User) -> None
     ended = user.train(environment("NeverEnds"))
     assert ended.code == 0
     assert ended.outcomes == ["truncated"] * 8
-    assert ended.summary["ledger"]["trained"] == 8
+    assert ended.summary["attempts"]["trained"] == 8
 
 
 def test_failures_now_and_then_are_counted_and_tried_again(user: User) -> None:
@@ -259,7 +259,7 @@ def test_failures_now_and_then_are_counted_and_tried_again(user: User) -> None:
     assert ended.summary["exit_reason"] == "completed"
     failed = ended.outcomes.count("env_failed")
     assert failed >= 3
-    assert ended.summary["ledger"] | {"infra-failed": failed, "trained": 8, "open": 0} == ended.summary["ledger"]
+    assert ended.summary["attempts"] | {"infra-failed": failed, "trained": 8, "open": 0} == ended.summary["attempts"]
     assert ended.summary["tokens_wasted"]["infra-failed"] > 0
 
 
@@ -275,8 +275,8 @@ def test_one_hanging_environment_is_given_up_and_the_others_go_on(user: User, wo
     assert ended.summary["exit_reason"] == "completed"
     timed_out = ended.outcomes.count("timed_out")
     assert timed_out >= 1
-    assert ended.summary["ledger"]["infra-failed"] == timed_out
-    assert ended.summary["ledger"]["trained"] == 8
+    assert ended.summary["attempts"]["infra-failed"] == timed_out
+    assert ended.summary["attempts"]["trained"] == 8
 
 
 # ------------------------------------------------------------------------------------------------- evaluation

@@ -112,7 +112,7 @@ class Parts:
 
     async def rescue(self) -> None:
         """After a failure: save what has been trained if the trainer lives and stands between two steps."""
-        if not self._trainer_at_work and not self.stopping:
+        if self.version and not self._trainer_at_work and not self.stopping:
             with suppress(RollweaveError):  # the failure that led here says more
                 await self.save_checkpoint()
 
