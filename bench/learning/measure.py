@@ -27,9 +27,9 @@ class Work:
         return load_job(FILE, [f"seed={self.seed}", *self.variant.overrides, *self.overrides])
 
 
-def measure(chosen: list[Variant], seeds: int, overrides: list[str], processes: int, folder: Path) -> Curves:
+def measure(chosen: list[Variant], seeds: range, overrides: list[str], processes: int, folder: Path) -> Curves:
     """The learning curve of every variant from every seed; all variants of a seed start from the same policy."""
-    work = [Work(variant, seed, overrides, folder / str(seed)) for seed in range(seeds) for variant in chosen]
+    work = [Work(variant, seed, overrides, folder / str(seed)) for seed in seeds for variant in chosen]
     for first in work[:: len(chosen)]:
         make_policy(first.job(), first.policy)
     curves: Curves = {variant: {} for variant in chosen}
