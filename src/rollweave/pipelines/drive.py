@@ -31,7 +31,10 @@ class Drive:
                 self._recorder.emit("run.failed", error=str(error))
                 await self._parts.rescue()
             raise
-        await self._parts.save_checkpoint()
+        else:
+            await self._parts.save_checkpoint()
+        finally:
+            self._parts.scheduler.close()
 
     async def _pipeline(self) -> None:
         await pipeline(self._job)(self._parts, self._parts.version, self._job.training.steps)

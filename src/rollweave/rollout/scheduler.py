@@ -89,6 +89,7 @@ class RolloutScheduler:
         self._failures_so_far = 0
         self._any_success = False
         self._broken: Exception | None = None
+        self._closed = False
 
     # ------------------------------------------------------------------------------------- what pipelines call
 
@@ -122,6 +123,10 @@ class RolloutScheduler:
         """The train step is done: book its groups and their attempts."""
         for group in batch.groups:
             self._end_group(group.id, group.members, TaskEnd.TRAINED, AttemptEnd.TRAINED)
+
+    def close(self) -> None:
+        """Nobody trains any more: whatever still arrives, nothing is leased for it."""
+        self._closed = True
 
     @property
     def running(self) -> int:
@@ -201,7 +206,8 @@ class RolloutScheduler:
         self._clock.later(f"retry {group.id}.{member}", pause, again)
 
     def _issue_again(self, group: RunningGroup, member: int, requeues: int) -> None:
-        if self._running.get(group.id) is group and group.requeues == requeues:  # else it has been given up meanwhile
+        still_wanted = self._running.get(group.id) is group and group.requeues == requeues and not self._closed
+        if still_wanted:
             self._recorder.emit("member.retry", group=group.id, member=member)
             self._issue(group, [member], first=True)
 
@@ -209,6 +215,8 @@ class RolloutScheduler:
 
     def _on_report(self, lease: Lease, report: Report) -> None:
         """Reports arrive in callbacks, where an exception would be lost: the next `get_batch` raises it."""
+        if self._closed:
+            return
         try:
             self._book(lease, report)
         except Exception as error:  # the boundary between callbacks and whoever waits
