@@ -40,13 +40,7 @@ UNEVEN = EnvironmentModel(turns=lambda rng: rng.randint(1, 5), step_seconds=norm
 def many(examples: int) -> settings:
     """The fast tier draws the same schedules every time; explaining a failure would trace every line of every run."""
     phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        phases=phases,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    return settings(max_examples=examples, deadline=None, phases=phases, suppress_health_check=[HealthCheck.too_slow])
 
 
 # ------------------------------------------------------------------------------------------------- property tests
