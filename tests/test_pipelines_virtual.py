@@ -91,7 +91,7 @@ def test_a_run_that_is_cut_and_resumed_loses_and_repeats_nothing(job: Job, world
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@many(3000)
+@many(1200)
 @given(jobs(steps=6), worlds)
 def test_every_invariant_holds_in_many_more_worlds(job: Job, world: World) -> None:
     check_everything(job, world, run(job, world))
