@@ -15,7 +15,7 @@ from rollweave.config.job import Job
 from rollweave.errors import RunFolderError
 from rollweave.observability.events import Event, read_events
 from rollweave.observability.jsonl import encode
-from rollweave.run import train_job
+from rollweave.runs.train import train_job
 from rollweave.simulation.replay import Replayed, replay
 from rollweave.simulation.world import World
 from rollweave.tasks import SeedSource

@@ -24,10 +24,10 @@ from rollweave.pipelines.assemble import Listeners, assemble, pipeline
 from rollweave.pipelines.parts import Parts
 from rollweave.policies.chat import ChatFormat
 from rollweave.policies.start import start_policy
-from rollweave.resume import DriverState
 from rollweave.rewards.function import NamedReward
-from rollweave.run import train_job
-from rollweave.runfolder import RunFolder
+from rollweave.runs.folder import RunFolder
+from rollweave.runs.resume import DriverState
+from rollweave.runs.train import train_job
 from rollweave.training import checkpoint
 from rollweave.trajectory import Trajectory
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollweave import selftest
 from rollweave.cli.main import main
 from rollweave.config.job import InlineRuntime, Job, RayRuntime
 from rollweave.config.load import load_job
 from rollweave.engines.protocol import Sampling
 from rollweave.engines.torch.weights import FusedWeights
-from rollweave.selftest import SelfTest, Step, Version
+from rollweave.runs import selftest
+from rollweave.runs.selftest import SelfTest, Step, Version
 from rollweave.trajectory import Transform
 from rollweave.weights.store import MemoryStore
 

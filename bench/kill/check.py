@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rollweave.environments.registry import source
 from rollweave.observability.events import read_events
-from rollweave.resume import find
 from rollweave.rollout.state import LedgerState
-from rollweave.runfolder import RunFolder
+from rollweave.runs.folder import RunFolder
+from rollweave.runs.resume import find
 from rollweave.simulation.replay import replay
 
 

@@ -15,7 +15,7 @@ from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
 from rollweave.errors import ConfigError
 from rollweave.observability.metrics import read_metrics
 from rollweave.rewards.function import NamedReward
-from rollweave.run import Given, train_job
+from rollweave.runs.train import Given, train_job
 from rollweave.training.checkpoint import newest
 
 Reward = str | Callable[..., Any]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rollweave.doctor import Check
-    from rollweave.selftest import SelfTest
+    from rollweave.runs.selftest import SelfTest
 
 MARKS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "broken": "[red]✗[/]"}
 
@@ -55,7 +55,7 @@ def _machine(as_json: bool) -> None:
 
 def _selftest(job: Path, overrides: Sequence[str], as_json: bool) -> None:
     from rollweave.config.load import load_job
-    from rollweave.selftest import selftest
+    from rollweave.runs.selftest import selftest
 
     checked = load_job(job, overrides)
     with redirect_stdout(sys.stderr):  # the run shows itself as usual; the answer alone goes to standard output

@@ -19,7 +19,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Play held-out tasks greedily and report the reward."""
-    from rollweave.evaluate import evaluate as play
+    from rollweave.runs.evaluate import evaluate as play
 
     chosen = [f"environment.type={env}"] if env else []
     result = play(target, [*chosen, *(overrides or ())], tasks)

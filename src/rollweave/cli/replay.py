@@ -21,7 +21,7 @@ def replay(
 
     from rollweave.environments.registry import source
     from rollweave.observability.events import read_events
-    from rollweave.runfolder import RunFolder
+    from rollweave.runs.folder import RunFolder
     from rollweave.simulation.replay import replay as replay_events
 
     folder = RunFolder.open(run)

@@ -37,18 +37,18 @@ def train(
     from rollweave.config.load import load_job
 
     if resume and job.is_dir():
-        from rollweave.runfolder import RunFolder
+        from rollweave.runs.folder import RunFolder
 
         out = job
         job = RunFolder.open(job).config
     checked = load_job(job, overrides or ())
     if dry_run:
-        from rollweave.preflight import check_before_start
+        from rollweave.runs.preflight import check_before_start
 
         check_before_start(checked)
         _show(checked, None if resume else out)
         return
-    from rollweave.run import train_job
+    from rollweave.runs.train import train_job
 
     if resume:
         train_job(checked, out, resume=True)

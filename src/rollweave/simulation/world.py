@@ -19,11 +19,11 @@ from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
 from rollweave.pipelines.journal import Row
 from rollweave.pipelines.parts import Parts
-from rollweave.resume import DriverState
 from rollweave.rollout.barrier import TurnBarrier
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.manager import Stage
 from rollweave.rollout.proxy import LLMProxy
+from rollweave.runs.resume import DriverState
 from rollweave.seeds import derive
 from rollweave.simulation.durations import NO_TIME, Duration, constant
 from rollweave.simulation.engine import SimulatedEngine, SyncModel

@@ -20,7 +20,7 @@ from rollweave.doctor import Check
 from rollweave.errors import RollweaveError
 from rollweave.observability import jsonl
 from rollweave.observability.metrics import read_metrics
-from rollweave.run import train_job
+from rollweave.runs.train import train_job
 
 STEPS, GROUPS, MEMBERS = 4, 4, 4
 """At most; a job that is smaller stays as it is."""

@@ -18,9 +18,9 @@ from rollweave.config.job import InlineRuntime, Job
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import EnvironmentFactory
 from rollweave.errors import WorkerDied, first_cause
-from rollweave.heartbeat import heartbeat
-from rollweave.interrupts import interrupts
-from rollweave.logbook import Logbook
+from rollweave.runs.heartbeat import heartbeat
+from rollweave.runs.interrupts import interrupts
+from rollweave.runs.logbook import Logbook
 from rollweave.observability.events import Emitter, Event, Recorder
 from rollweave.observability.metrics import read_metrics
 from rollweave.observability.report import write_report
@@ -31,9 +31,9 @@ from rollweave.observability.terminal import View
 from rollweave.pipelines.assemble import Listeners, Machinery, assemble
 from rollweave.pipelines.drive import Drive
 from rollweave.pipelines.parts import Parts
-from rollweave.resume import DriverState, Start, rewind
+from rollweave.runs.resume import DriverState, Start, rewind
 from rollweave.rewards.function import NamedReward
-from rollweave.runfolder import RunFolder
+from rollweave.runs.folder import RunFolder
 from rollweave.tasks import TaskSource
 from rollweave.training.checkpoint import newest
 

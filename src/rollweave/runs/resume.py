@@ -20,7 +20,7 @@ from rollweave.config.job import Job
 from rollweave.errors import ConfigError
 from rollweave.observability import jsonl
 from rollweave.rollout.state import SchedulerState
-from rollweave.runfolder import RunFolder
+from rollweave.runs.folder import RunFolder
 from rollweave.training import checkpoint
 
 LOGS = ("metrics.jsonl", "events.jsonl", "trajectories.jsonl")
