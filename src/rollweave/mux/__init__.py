@@ -1,1 +1,5 @@
-"""Many jobs woven into each other. Its room is ready; the work comes with its own issue."""
+"""Many jobs woven into each other: one job's idle phase runs another job's active one.
+
+Pure decisions first (profile, group, coexec, slo, placement, scheduler), then the replay of traces and the daemon,
+both of which call the very same `Scheduler`.
+"""

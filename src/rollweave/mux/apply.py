@@ -1,0 +1,120 @@
+"""Carrying a plan out on a state: the only code that changes groups and pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rollweave.mux.group import Group, phases_at
+from rollweave.mux.job import Job
+from rollweave.mux.plan import Plan, Step
+from rollweave.mux.slo import paces
+from rollweave.mux.state import ClusterState
+
+
+def apply(state: ClusterState, plan: Plan, now: float, arriving: Job | None = None) -> None:
+    """Do the steps in order, then give the members of every touched group their new pace."""
+    touched = plan.groups() | {state.home[job] for job in plan.jobs() if job in state.home}
+    for number in touched & state.groups.keys():
+        for name in state.groups[number].jobs:
+            state.jobs[name].settle(now)
+    for step in plan.steps:
+        HANDLERS[step.kind](state, step, now, arriving)
+    for number in touched & state.groups.keys():
+        _set_paces(state, state.groups[number])
+
+
+def _set_paces(state: ClusterState, group: Group) -> None:
+    for name, pace in paces(group).items():
+        if name in state.jobs:
+            state.jobs[name].pace = pace
+
+
+def _open(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
+    state.train.take(step.train_nodes)
+    state.groups[step.group] = Group(step.group, step.train_nodes)
+    state.next_group = max(state.next_group, step.group + 1)
+    _place(state, step, now, arriving)
+
+
+def _place(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
+    if step.job in state.jobs:
+        _detach(state, step.job)
+        state.jobs[step.job].pause(now)
+    else:
+        assert arriving is not None and arriving.id == step.job, f"{step.job} is placed but nobody brought it"
+        arriving.promise(now)
+        state.jobs[step.job] = arriving
+    _pin(state, step)
+
+
+def _pin(state: ClusterState, step: Step) -> None:
+    group = state.groups[step.group]
+    state.rollout.take(step.new_nodes)
+    group.add(step.job, phases_at(state.jobs[step.job].profile, group.width), step.nodes)
+    state.home[step.job] = step.group
+
+
+def _detach(state: ClusterState, job: str) -> None:
+    """Out of its group; nodes and groups that nobody needs any more go back to their pools."""
+    group = state.groups[state.home.pop(job)]
+    before = group.nodes
+    group.remove(job)
+    _release(state, group, before)
+
+
+def _release(state: ClusterState, group: Group, before: tuple[int, ...]) -> None:
+    state.rollout.give_back(tuple(node for node in before if node not in group.nodes))
+    if group.size == 0:
+        state.train.give_back(group.train_nodes)
+        del state.groups[group.id]
+
+
+def _leave(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
+    _detach(state, step.job)
+    del state.jobs[step.job]
+
+
+def _reserve(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
+    """Keep the timing of a member that leaves; on a node of its own it becomes no node at all."""
+    group = state.groups[step.group]
+    before = group.nodes
+    group.phantoms = (*group.phantoms, step.job)
+    state.home.pop(step.job)
+    kept = group.nodes
+    if any(node not in kept for node in group.pins[step.job]):
+        group.pins[step.job] = (min(0, *(node for nodes in group.pins.values() for node in nodes)) - 1,)
+    group.refresh()
+    _release(state, group, before)
+
+
+def _unreserve(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
+    state.groups[step.group].remove(step.job)
+
+
+def _arrange(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
+    group = state.groups[step.group]
+    group.mode, group.order = step.mode, step.order
+
+
+def _retime(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
+    job, group = state.jobs[step.job], state.group_of(step.job)
+    job.profile = job.profile.with_times(step.t_roll, step.t_train)
+    group.retime(step.job, phases_at(job.profile, group.width))
+
+
+def _nothing(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
+    """`wait` changes nothing."""
+
+
+HANDLERS: dict[str, Callable[[ClusterState, Step, float, Job | None], None]] = {
+    "open": _open,
+    "place": _place,
+    "move": _place,
+    "leave": _leave,
+    "resubmit": _leave,
+    "reserve": _reserve,
+    "unreserve": _unreserve,
+    "arrange": _arrange,
+    "retime": _retime,
+    "wait": _nothing,
+}
