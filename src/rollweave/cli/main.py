@@ -13,12 +13,17 @@ from typing import Annotated
 
 import typer
 
+from rollweave.cli.cancel import cancel
+from rollweave.cli.cluster import app as cluster_app
 from rollweave.cli.doctor import doctor
 from rollweave.cli.env import app as env_app
 from rollweave.cli.eval import evaluate
+from rollweave.cli.experiments import app as experiments_app
+from rollweave.cli.jobs import jobs
 from rollweave.cli.replay import replay
 from rollweave.cli.report import report
 from rollweave.cli.status import status
+from rollweave.cli.submit import submit
 from rollweave.cli.train import train
 from rollweave.errors import RollweaveError
 
@@ -38,6 +43,11 @@ app.command("status")(status)
 app.command("replay")(replay)
 app.command("report")(report)
 app.command("doctor")(doctor)
+app.add_typer(cluster_app, name="cluster", help="Run many jobs on two pools: the daemon.")
+app.command("submit")(submit)
+app.command("jobs")(jobs)
+app.command("cancel")(cancel)
+app.add_typer(experiments_app, name="experiments", help="Reproduce the papers' experiments in simulation.")
 
 
 def _print_version(wanted: bool) -> None:

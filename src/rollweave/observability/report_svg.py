@@ -90,7 +90,7 @@ def stacked_bars(layers: Sequence[Series], width: int = 560, height: int = 200, 
     steps = [x for x, _ in layers[0].points]
     totals = [sum(layer.points[i][1] for layer in layers) for i in range(len(steps))]
     gap = steps[1] - steps[0] if len(steps) > 1 else 1.0
-    ticks = _nice_ticks(0.0, max(totals) or 1.0)
+    ticks = nice_ticks(0.0, max(totals) or 1.0)
     frame = Frame(width, height, (steps[0] - gap / 2, steps[-1] + gap / 2), (0.0, ticks[-1]))
     thickness = round(max(0.8, (width - LEFT - RIGHT) / len(steps) * 0.8), 2)
     parts = [_axes(frame, fmt)]
@@ -139,11 +139,11 @@ def _frame(
     if high - low < 1e-12:  # a constant: give it room, and keep zero in sight if it is near
         low, high = low - (abs(low) * 0.5 or 0.5), high + (abs(high) * 0.5 or 0.5)
         low = max(low, 0.0) if min(ys) >= 0 else low
-    ticks = _nice_ticks(low, high)
+    ticks = nice_ticks(low, high)
     return Frame(width, height, (min(xs), max(xs)), (ticks[0], ticks[-1]))
 
 
-def _nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
+def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Round numbers that enclose [low, high]."""
     span = (high - low) or 1.0
     power = 10.0 ** math.floor(math.log10(span / count))
@@ -154,7 +154,7 @@ def _nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 def _axes(frame: Frame, fmt: Format) -> str:
     parts = []
-    for y in _nice_ticks(*frame.y):
+    for y in nice_ticks(*frame.y):
         py = frame.py(y)
         if not TOP - 1 <= py <= frame.height - BOTTOM + 1:
             continue
@@ -162,7 +162,7 @@ def _axes(frame: Frame, fmt: Format) -> str:
         parts.append(
             f'<text class="tick" x="{LEFT - 8}" y="{py + 3.5}" text-anchor="end">{escape(_short(fmt(y)))}</text>'
         )
-    for x in _nice_ticks(*frame.x, count=6 if frame.width < 700 else 10):
+    for x in nice_ticks(*frame.x, count=6 if frame.width < 700 else 10):
         if x == int(x) and frame.x[0] <= x <= frame.x[1]:
             y = frame.height - 8
             parts.append(f'<text class="tick" x="{frame.px(x)}" y="{y}" text-anchor="middle">{int(x)}</text>')

@@ -42,8 +42,8 @@ TIME_TO_SCORE = Study(
     where="section 7.2, time to a validation score of 0.85",
     title="Time to the same score, Qwen3-32B, alpha 1",
     known=SETUP,
-    chosen="learning is not simulated: every mode is taken to need the same number of steps at alpha <= 1, so that time "
-    "to score is the ratio of step times",
+    chosen="learning is not simulated: every mode is taken to need the same number of steps at alpha <= 1, so "
+    "that time to score is the ratio of step times",
     claims=(
         Claim("RollArt / Sync+", "number", 2.05, "P"),
         Claim("RollArt / One-off", "number", 1.35, "P"),
@@ -227,7 +227,7 @@ PRODUCTION = Study(
     paper=PAPER,
     where="section 8, one week on 3,000 GPUs",
     title="A mixture-of-experts job on 3,000 GPUs: what get_batch waits, and what tuning the split gains",
-    known="500 train and 2,500 generation GPUs (1:5), alpha 1, prompts to 12k, responses to 46k, mean turns 1-48 by task",
+    known="500 train, 2,500 generation GPUs, alpha 1; prompts <= 12k, responses <= 46k, mean turns 1-48 by task",
     chosen="the model (235B-A22B), batch, device class, eight tasks between 1 and 48 turns, turns capped at 48",
     claims=(
         Claim(

@@ -1,0 +1,7 @@
+"""RollArt's experiments, in the order of its claims."""
+
+from __future__ import annotations
+
+from rollweave.simulation.experiments.frame import Experiment
+
+EXPERIMENTS: tuple[Experiment, ...] = ()

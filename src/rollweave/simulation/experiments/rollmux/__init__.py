@@ -1,0 +1,7 @@
+"""RollMux' experiments."""
+
+from __future__ import annotations
+
+from rollweave.simulation.experiments.frame import Experiment
+
+EXPERIMENTS: tuple[Experiment, ...] = ()
