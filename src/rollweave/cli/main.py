@@ -20,6 +20,7 @@ from rollweave.cli.env import app as env_app
 from rollweave.cli.eval import evaluate
 from rollweave.cli.experiments import app as experiments_app
 from rollweave.cli.jobs import jobs
+from rollweave.cli.mux import app as mux_app
 from rollweave.cli.replay import replay
 from rollweave.cli.report import report
 from rollweave.cli.status import status
@@ -47,6 +48,7 @@ app.add_typer(cluster_app, name="cluster", help="Run many jobs on two pools: the
 app.command("submit")(submit)
 app.command("jobs")(jobs)
 app.command("cancel")(cancel)
+app.add_typer(mux_app, name="mux", help="Multiplex many jobs on two pools, in simulation.")
 app.add_typer(experiments_app, name="experiments", help="Reproduce the papers' experiments in simulation.")
 
 

@@ -50,7 +50,7 @@ CLASSES: dict[str, dict[str, Kind]] = {
 
 
 class Model(NamedTuple):
-    """What a model of that size needs on a node: host GB; cold start, warm start and move in seconds (RollMux, Table 2)."""
+    """Host GB on a node; cold start, warm start and move in seconds (RollMux, Table 2 and section 7)."""
 
     mem_roll: float
     mem_train: float

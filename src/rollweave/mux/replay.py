@@ -1,9 +1,9 @@
 """Replaying a trace under a policy: arrivals, departures, failures, moves; what did it cost, whose promise broke.
 
 The state and its decisions are the scheduler's own (`state.py`, `scheduler.py`); the replay only tells it what happens
-and keeps the books. Progress between two events is linear (one iteration per `job.pace` seconds), every event re-computes
-the pace of the groups it touches, and a job leaves at the moment its last iteration ends. How far that is from a run
-phase by phase is measured in `phases.py`.
+and keeps the books. Progress between two events is linear (one iteration per `job.pace` seconds), every event computes
+the pace of the groups it touches anew, and a job leaves at the moment its last iteration ends. How far that is from a
+run phase by phase is measured in `phases.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from rollweave.mux.job import Job
 from rollweave.mux.ledger import SLACK, Ledger
 from rollweave.mux.plan import Plan
 from rollweave.mux.state import ClusterState
-from rollweave.mux.trace import TraceJob
 
 
 class Decider(Protocol):
@@ -235,10 +234,3 @@ class Replay:
             self.outcome.moves += 1
             self.outcome.paused_s += job.profile.move_s
             self._at(now + job.profile.move_s, lambda then: self._arrive(kept, then))
-
-
-def replay_trace(
-    trace: Sequence[TraceJob], jobs: Sequence[Job], decider: Decider, stopwatch: Callable[[], float] = lambda: 0.0
-) -> Outcome:
-    arrivals = [(line.submit_s, job) for line, job in zip(trace, jobs, strict=True)]
-    return Replay(decider, stopwatch=stopwatch).run(arrivals)

@@ -14,6 +14,7 @@ import math
 import random
 from dataclasses import dataclass
 
+from rollweave.errors import ConfigError
 from rollweave.mux.trace import TraceJob, peak_concurrency
 from rollweave.seeds import generator
 
@@ -47,6 +48,8 @@ SHARES = [step / 40 for step in range(41)]
 
 def generate(jobs: int = JOBS, seed: int = 0, like: str = "primary") -> list[TraceJob]:
     """A trace of that many jobs; the span grows with their number, so that as many run at a time."""
+    if like not in PROFILES:
+        raise ConfigError(f"there is no profile {like!r} of a trace; there are: {', '.join(PROFILES)}")
     profile = PROFILES[like]
     durations = _durations(profile, jobs, generator(seed, "trace", like, "durations"))
     sizes = [size for size, count in profile.gpus for _ in range(count)]

@@ -1,0 +1,85 @@
+"""`rollweave mux`: many jobs on two pools, in simulation. The real thing is `rollweave cluster`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Multiplex many jobs on two pools, in simulation.", no_args_is_help=True)
+
+Seed = Annotated[int, typer.Option(help="Fixes every draw.")]
+
+
+@app.command()
+def simulate(
+    trace: Annotated[Path, typer.Option(help="CSV: submit_s,duration_s,gpus[,source_job_id].")],
+    policy: Annotated[
+        str, typer.Option(help="rollmux, default, per-iteration; or solo-d, colocated, gavel+, opt ...")
+    ] = "default",
+    jobs: Annotated[str, typer.Option(help="Class of the jobs: bl, rh, th or mixed.")] = "mixed",
+    seed: Seed = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Replay with this many seeds, from --seed on, and average.")] = 1,
+    sizes: Annotated[str, typer.Option(help="Nodes per pool and job: one, testbed or mixed.")] = "one",
+    memory: Annotated[bool, typer.Option("--memory", help="Host memory limits who may share a node.")] = False,
+    failures: Annotated[float, typer.Option(min=0, max=1, help="Share of jobs killed and submitted again.")] = 0.0,
+    plot: Annotated[Path | None, typer.Option(help="Write cost over time as SVG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Replay a trace of arrivals under a policy: what it costs, and whose SLO it keeps."""
+    import json
+    from time import perf_counter
+
+    from rollweave.mux.classes import Workload
+    from rollweave.mux.report import as_json as summary_of
+    from rollweave.mux.report import as_table, over_seeds
+    from rollweave.mux.simulate import Scenario
+    from rollweave.mux.simulate import simulate as replay
+    from rollweave.mux.trace import read_trace
+
+    scenario = Scenario(read_trace(trace), Workload(jobs.lower(), sizes, memory=memory), failures)
+    runs = [
+        {"policy": policy, "class": jobs, "seed": number, **summary_of(replay(scenario, policy, number, perf_counter))}
+        for number in range(seed, seed + seeds)
+    ]
+    summary: dict[str, Any] = runs[0] if seeds == 1 else {"policy": policy, "class": jobs, **over_seeds(runs)}
+    if plot is not None:
+        from rollweave.mux.plot import cost_over_time
+
+        plot.write_text(
+            cost_over_time({f"seed {run['seed']}": run["cost_over_time"] for run in runs}), encoding="utf-8"
+        )
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    what = f"seed {seed}" if seeds == 1 else f"mean of {seeds} seeds"
+    typer.echo(f"{policy} on {trace.name}: {len(scenario.trace)} {jobs} jobs, {what}\n{as_table(summary)}")
+
+
+@app.command("trace")
+def make_trace(
+    jobs: Annotated[int, typer.Option(min=1, help="How many.")] = 300,
+    seed: Seed = 0,
+    like: Annotated[
+        str, typer.Option(help="primary: 7 jobs at a time; heavy: 24, most of them in one burst.")
+    ] = "primary",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file to write; without it, to the terminal.")
+    ] = None,
+) -> None:
+    """Make a trace with the statistics of a recorded one (no recorded job is in it)."""
+    from rollweave.mux.trace import describe, write_trace
+    from rollweave.mux.trace_model import generate
+
+    made = generate(jobs, seed, like)
+    if out is None:
+        typer.echo(write_trace(made), nl=False)
+        return
+    out.write_text(write_trace(made), encoding="utf-8")
+    found = describe(made)
+    typer.echo(
+        f"{out}: {found.jobs} jobs over {found.arrival_span_h:.0f} h, {found.mean_h:.1f} h each on average "
+        f"(median {found.median_h:.1f}, longest {found.max_h:.1f}), {found.mean_concurrency:.1f} at a time, "
+        f"{found.peak_concurrency} at the peak"
+    )

@@ -1,0 +1,61 @@
+"""All policies by name: who decides, on which pools, and how a job of the workload looks to them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rollweave.errors import ConfigError
+from rollweave.mux.baselines.colocated import colocated_job, colocated_state
+from rollweave.mux.baselines.gavel import gavel_job
+from rollweave.mux.baselines.most_idle import MostIdle
+from rollweave.mux.baselines.opt import Opt
+from rollweave.mux.baselines.random_fit import RandomFit
+from rollweave.mux.baselines.regroup import Regroup
+from rollweave.mux.baselines.solo import Solo
+from rollweave.mux.job import Job
+from rollweave.mux.policy import POLICIES
+from rollweave.mux.replay import Decider
+from rollweave.mux.scheduler import Scheduler
+from rollweave.mux.state import ClusterState
+
+
+def _as_it_is(job: Job) -> Job:
+    return job
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    decider: Decider
+    state: ClusterState = field(default_factory=ClusterState)
+    prepare: Callable[[Job], Job] = _as_it_is
+
+
+BASELINES: dict[str, Callable[[int], Setup]] = {
+    "solo-d": lambda seed: Setup(Solo()),
+    "colocated": lambda seed: Setup(Solo(), colocated_state(), colocated_job),
+    "gavel+": lambda seed: Setup(Scheduler(), colocated_state(), gavel_job),
+    "random": lambda seed: Setup(RandomFit(seed)),
+    "most-idle": lambda seed: Setup(MostIdle()),
+    "opt": lambda seed: Setup(Opt()),
+    "regroup": lambda seed: Setup(Regroup()),
+}
+
+ALSO = {"solo": "solo-d", "verl": "colocated", "co-located": "colocated", "gavel": "gavel+", "mostidle": "most-idle"}
+"""Other names people use for them."""
+
+
+def names() -> list[str]:
+    return [*POLICIES, *BASELINES]
+
+
+def setup(name: str, seed: int) -> Setup:
+    name = ALSO.get(name.lower(), name.lower())
+    if name in POLICIES:
+        return Setup(Scheduler(POLICIES[name]))
+    if name not in BASELINES:
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"policy {name!r} is unknown: {hint}there are: {', '.join(names())}")
+    return BASELINES[name](seed)

@@ -1,0 +1,42 @@
+"""Dollars per hour over the hours of a replay, as an SVG file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from typing import Any
+
+from rollweave.observability.report_style import CHART_CSS, VARIABLES
+from rollweave.observability.report_svg import LEFT, Point, Series, line_chart
+
+WIDTH, HEIGHT, HEAD = 900, 320, 28
+
+
+def cost_over_time(runs: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """`runs`: name -> the `cost_over_time` of its summary."""
+    series = [Series(name, _steps(points), f"s{1 + i % 7}") for i, (name, points) in enumerate(runs.items())]
+    chart = line_chart(series, WIDTH, HEIGHT, y_range=(0.0, None), fmt=lambda dollars: f"{dollars:.0f}")
+    style = f'<style>{VARIABLES}{CHART_CSS}</style><rect width="100%" height="100%" fill="var(--surface)"/>'
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT + HEAD}" width="{WIDTH}" height="{HEIGHT + HEAD}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{style}{_legend(list(runs))}'
+        f'<svg y="{HEAD}" width="{WIDTH}" height="{HEIGHT}">{chart}</svg></svg>\n'
+    )
+
+
+def _steps(points: Sequence[dict[str, Any]]) -> list[Point]:
+    """The cost stays as it is until it changes: corners, not slopes."""
+    corners: list[Point] = []
+    for point, following in pairwise(points):
+        corners += [(point["at_s"] / 3600, point["cost_per_h"]), (following["at_s"] / 3600, point["cost_per_h"])]
+    return corners or [(point["at_s"] / 3600, point["cost_per_h"]) for point in points]
+
+
+def _legend(names: Sequence[str]) -> str:
+    parts, x = [f'<text class="tick" x="{LEFT}" y="18">$/h over hours</text>'], LEFT + 120
+    for i, name in enumerate(names):
+        parts.append(f'<rect x="{x}" y="9" width="10" height="10" fill="var(--s{1 + i % 7})"/>')
+        parts.append(f'<text class="tick" x="{x + 14}" y="18">{escape(name)}</text>')
+        x += 28 + 7 * len(name)
+    return "".join(parts)

@@ -1,0 +1,48 @@
+"""One replay from its names: trace, policy, workload, seed. What `rollweave mux simulate` and the benches call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rollweave.mux.baselines.setups import setup
+from rollweave.mux.classes import Workload, draw_jobs
+from rollweave.mux.replay import Failure, Outcome, Replay
+from rollweave.mux.trace import TraceJob
+from rollweave.seeds import generator
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that decides how a replay goes, but for the policy."""
+
+    trace: Sequence[TraceJob]
+    workload: Workload = field(default_factory=Workload)
+    failures: float = 0.0
+    """Share of jobs that are killed once, somewhere in their life, and submitted again an hour later."""
+    limit: float = math.inf
+    """Nodes per pool."""
+
+
+def no_time() -> float:
+    return 0.0
+
+
+def simulate(scenario: Scenario, policy: str, seed: int, stopwatch: Callable[[], float] = no_time) -> Outcome:
+    chosen = setup(policy, seed)
+    chosen.state.rollout.limit = chosen.state.train.limit = scenario.limit
+    jobs = [chosen.prepare(job) for job in draw_jobs(scenario.trace, scenario.workload, seed)]
+    arrivals = [(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)]
+    replay = Replay(chosen.decider, chosen.state, stopwatch)
+    return replay.run(arrivals, draw_failures(scenario, seed))
+
+
+def draw_failures(scenario: Scenario, seed: int) -> list[Failure]:
+    failures = []
+    for number, line in enumerate(scenario.trace):
+        draw = generator(seed, "mux", "failure", number)
+        if draw.random() < scenario.failures:
+            at = line.submit_s + draw.random() * line.duration_s
+            failures.append(Failure(f"{number}", at, at + 3600))
+    return failures
