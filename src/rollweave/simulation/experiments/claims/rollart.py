@@ -103,10 +103,15 @@ LATENCY = Study(
     where="section 7.3, R2",
     title="Trajectory-level against batch-level environment interaction, latency N(10 s, sigma)",
     known="Qwen3-8B at 32k, mean latency of a turn and its sigma",
-    chosen="task (a many-turn game), turns, tokens per turn, batch. The ratio hangs mostly on sigma and the batch",
-    claims=tuple(
-        Claim(f"sigma {sigma}", "number", figure, "P")
-        for sigma, figure in zip((1, 3, 5, 7, 10), (1.23, 1.51, 1.69, 2.18, 2.27), strict=True)
+    chosen="FrozenLake's turns and tokens, batch 256. With turn time G and z the expected maximum of a standard normal "
+    "over the batch, the gain is about (10 + z sigma + G) / (10 + G): at sigma 5 and above it varies with batch and G "
+    "more than any tolerance, so only the small sigmas are claimed as numbers",
+    claims=(
+        *(Claim(f"sigma {sigma}", "number", figure, "P") for sigma, figure in ((1, 1.23), (3, 1.51))),
+        *(
+            Claim(f"sigma {sigma}", "shape", figure, "P", holds="above the gain at the next smaller sigma")
+            for sigma, figure in ((5, 1.69), (7, 2.18), (10, 2.27))
+        ),
     ),
 )
 
