@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Any
 
 from rollweave.errors import UntrainableBatch
+from rollweave.repeated import Repeated
 from rollweave.tasks import Task
 
 
@@ -78,7 +79,8 @@ class Span:
             return "sampled tokens lack log-probs or their sampling transform"
         if len(self.logprobs) != len(self.tokens) or len(self.raw_logprobs) != len(self.tokens):
             return f"{len(self.tokens)} sampled tokens carry {len(self.logprobs)} log-probs"
-        if not all(math.isfinite(x) for x in self.logprobs):
+        logprobs = [self.logprobs.item] if isinstance(self.logprobs, Repeated) else self.logprobs
+        if not all(math.isfinite(x) for x in logprobs):
             return "a behaviour log-prob is not finite"
         return None
 

@@ -211,7 +211,10 @@ class EnvManager:
 
     def _observe(self, tokens: list[int]) -> None:
         self.trajectory.observe(tokens)
-        self._context += tokens
+        if self._context:
+            self._context += tokens
+        else:  # whatever kind of list the dialogue renders to: a simulation counts tokens instead of listing them
+            self._context = tokens.copy()
 
     def _answer(self, completion: Completion, seconds: float) -> None:
         self.trajectory.answer(completion.spans, completion.text, completion.finish)

@@ -2,19 +2,23 @@
 
 It picks a worker for each trajectory and stays with it, because that worker holds the trajectory's KV cache; a new
 trajectory goes to the worker that holds the fewest. Members of a group that are to stay together all go to the
-worker their group's number says, so that every host picks the same one without asking.
+worker their group's number says, so that every host picks the same one without asking. Workers may come in pools:
+then the trajectory's tag says which of them it may go to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from rollweave.engines.protocol import Completion, Engine, Request
 
 
 class LLMProxy:
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[Engine], pool: Callable[[str], Sequence[int]] | None = None) -> None:
+        """`pool`: the numbers of the workers for a tag; default: all of them."""
         self._engines = list(engines)
+        everybody = range(len(self._engines))
+        self._pool = pool or (lambda tag: everybody)
         self._home: dict[str, int] = {}
         self._held = [0] * len(self._engines)
         self._latest: dict[str, str] = {}
@@ -24,7 +28,8 @@ class LLMProxy:
         """Sample a turn. `group`: the members of this group share a worker."""
         worker = self._home.get(request.trajectory)
         if worker is None:
-            worker = self._least_busy() if group is None else group % len(self._engines)
+            pool = self._pool(request.tag)
+            worker = self._least_busy(pool) if group is None else pool[group % len(pool)]
             self._home[request.trajectory] = worker
             self._held[worker] += 1
         self._latest[request.trajectory] = request.id
@@ -43,5 +48,5 @@ class LLMProxy:
             del self._latest[trajectory]
             self._engines[worker].release(trajectory)
 
-    def _least_busy(self) -> int:
-        return self._held.index(min(self._held))
+    def _least_busy(self, pool: Sequence[int]) -> int:
+        return min(pool, key=self._held.__getitem__)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from rollweave.clock import Clock
-from rollweave.simulation.engine import SimulatedEngine
 from rollweave.simulation.hosts import SimulatedHost
 
 
@@ -25,9 +24,15 @@ class Outage:
     seconds: float
 
 
+class Mortal(Protocol):
+    def die(self) -> None: ...
+
+    def revive(self) -> None: ...
+
+
 async def suffer(
     outages: Sequence[Outage],
-    engines: Sequence[SimulatedEngine],
+    engines: Sequence[Mortal],
     hosts: Sequence[SimulatedHost],
     clock: Clock,
     tasks: asyncio.TaskGroup,

@@ -1,0 +1,91 @@
+"""The cluster file: pools of devices, what each is for, and what it costs.
+
+    pools:
+      - {name: rollout, device: H20, count: 32, role: rollout, tensor_parallel: 1}
+      - {name: train, device: H800, count: 32, role: train}
+      - {name: judges, device: serverless, count: 64, role: reward}
+
+`rollweave simulate` and `rollweave plan` read it, and `plan` writes it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from rollweave.config.base import Section
+from rollweave.config.hardware import DEVICES, Device, NonNegative
+
+Role = Literal["rollout", "train", "colocated", "prefill", "decode", "reward", "environment"]
+GENERATES = frozenset({"rollout", "colocated", "prefill", "decode"})
+TRAINS = frozenset({"train", "colocated"})
+
+
+class Pool(Section):
+    """Devices of one class that do the same work."""
+
+    name: str
+    device: str
+    """A class of the catalogue (`H20`, `H800`, ...) or of `devices` in the same file."""
+    count: PositiveInt
+    role: Role
+    """`colocated`: rollout and training take turns on it. `prefill` and `decode`: a rollout pool of two halves."""
+    tensor_parallel: PositiveInt = 1
+    """Devices that one engine spans (rollout only)."""
+    price: NonNegative | None = None
+    """US dollars per device and hour; none: the catalogue's."""
+    tasks: tuple[str, ...] = ()
+    """Tasks whose trajectories prefer this pool (hardware affinity); the others go where nobody is preferred."""
+    max_batch: PositiveInt | None = None
+    """Requests an engine runs at once; none: the constants'."""
+    kv_tokens: PositiveInt | None = None
+    """Tokens of KV cache an engine holds; none: what the memory leaves beside the weights."""
+
+    @property
+    def workers(self) -> int:
+        """Engines in the pool."""
+        return self.count // self.tensor_parallel
+
+
+class ClusterConfig(Section):
+    """Everything a job runs on."""
+
+    pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
+    devices: tuple[Device, ...] = ()
+    """Classes of your own, or measured by `rollweave profile`; they come before the catalogue's."""
+    cross_cluster_bandwidth: PositiveFloat | None = None
+    """GB/s from the trainer to the weight store; none: the constants'."""
+
+    def device(self, pool: Pool) -> Device:
+        own = {device.name: device for device in self.devices}
+        return own.get(pool.device) or DEVICES[pool.device]
+
+    def price(self, pool: Pool) -> float:
+        """US dollars per hour of the whole pool."""
+        each = self.device(pool).price if pool.price is None else pool.price
+        return each * pool.count
+
+    def of_role(self, *roles: Role) -> list[Pool]:
+        return [pool for pool in self.pools if pool.role in roles]
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> ClusterConfig:
+        known = {*DEVICES, *(device.name for device in self.devices)}
+        names = [pool.name for pool in self.pools]
+        for pool in self.pools:
+            if pool.device not in known:
+                raise ValueError(f"pool {pool.name}: no device class {pool.device}; known: {', '.join(sorted(known))}")
+            if pool.count % pool.tensor_parallel:
+                raise ValueError(
+                    f"pool {pool.name}: {pool.count} devices cannot be shared out among engines of "
+                    f"{pool.tensor_parallel} (tensor_parallel)"
+                )
+            if names.count(pool.name) > 1:
+                raise ValueError(f"two pools are called {pool.name}: give each a name of its own")
+        roles = {pool.role for pool in self.pools}
+        if not roles & GENERATES or not roles & TRAINS:
+            raise ValueError("a cluster needs a pool that generates (role: rollout) and one that trains (role: train)")
+        if ("prefill" in roles) != ("decode" in roles):
+            raise ValueError("prefill and decode pools come in pairs: add the other one, or use role: rollout")
+        return self

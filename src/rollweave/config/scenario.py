@@ -1,0 +1,169 @@
+"""A simulation file: a job-like description of rollout and pipeline, a cluster, and the work.
+
+    model: qwen3-8b
+    cluster: h800_h20.yaml            # a cluster file, or its content
+    workload: {tasks: [{preset: frozen-lake}, {preset: gem-math}]}
+    rollout: {groups_per_step: 64, group_size: 8}
+    pipeline: {type: rollart, alpha: 1}
+
+The sections `rollout`, `pipeline` and `weights` are those of a job, with defaults that suit large models.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from rollweave.config.base import Section
+from rollweave.config.cluster import ClusterConfig
+from rollweave.config.constants import Constants
+from rollweave.config.distributions import Distribution, constant
+from rollweave.config.hardware import NonNegative
+from rollweave.config.job import (
+    Deadlines,
+    Job,
+    PipelineConfig,
+    RollArtPipeline,
+    RolloutConfig,
+    SamplingConfig,
+    WeightsConfig,
+)
+from rollweave.config.models import MODELS, ModelSpec
+from rollweave.config.workload import WorkloadConfig
+
+
+class SimulatedSampling(SamplingConfig):
+    max_tokens: PositiveInt = 32768
+    """Per turn."""
+
+
+class SimulatedDeadlines(Deadlines):
+    """As in a job, with defaults for clusters: an image may take minutes to pull, a long answer half an hour."""
+
+    env_reset: PositiveFloat = 600.0
+    env_step: PositiveFloat = 300.0
+    reward: PositiveFloat = 600.0
+    generate: PositiveFloat = 36_000.0
+    get_batch: PositiveFloat = 360_000.0
+    train_step: PositiveFloat = 360_000.0
+    weight_sync: PositiveFloat = 36_000.0
+
+
+class SimulatedRollout(RolloutConfig):
+    """As in a job, with defaults for large models."""
+
+    groups_per_step: PositiveInt = 64
+    environments: PositiveInt | None = None  # type: ignore[assignment]
+    """Episodes running at once; none: as many as the staleness bound admits."""
+    max_turns: PositiveInt = 1000
+    max_context: PositiveInt = 32768
+    sampling: SimulatedSampling = SimulatedSampling()
+    deadlines: SimulatedDeadlines = SimulatedDeadlines()
+
+
+class JudgeConfig(Section):
+    """A language model that scores trajectories, on the pools of role `reward`."""
+
+    model: str = "qwen2.5-7b"
+    answer_tokens: Distribution = constant(256)
+    seconds: Distribution | None = None
+    """How long a call takes; none: what the model takes by roofline on the pool's device."""
+    concurrency: PositiveInt = 16
+    """Calls that a device serves at once."""
+    cold_start: NonNegative | None = None
+    """Seconds until a new function instance answers; none: the constants'. Only on `serverless` pools."""
+    idle_seconds: NonNegative = 60.0
+    """A function instance that had nothing to do for so long is shut down, and no longer paid for."""
+
+
+class OutageConfig(Section):
+    """An engine that dies and comes back."""
+
+    engine: Annotated[int, Field(ge=0)]
+    """Which one, counted modulo how many there are."""
+    at: NonNegative
+    """Seconds after the start."""
+    seconds: NonNegative
+
+
+class Scenario(Section):
+    """A simulation."""
+
+    name: str = "scenario"
+    seed: int = 0
+    steps: PositiveInt = 5
+    warmup: Annotated[int, Field(ge=0)] = 1
+    """First steps that averages leave out: the pipeline fills."""
+    model: str = "qwen3-8b"
+    """A model of the catalogue, or of `models`."""
+    models: tuple[ModelSpec, ...] = ()
+    """Models of your own."""
+    cluster: ClusterConfig
+    workload: WorkloadConfig
+    rollout: SimulatedRollout = SimulatedRollout()
+    pipeline: PipelineConfig = RollArtPipeline(type="rollart")
+    weights: WeightsConfig = WeightsConfig()
+    judge: JudgeConfig = JudgeConfig()
+    prefix_cache: bool = True
+    """A turn computes only what its trajectory added since the last one."""
+    outages: tuple[OutageConfig, ...] = ()
+    constants: Constants = Constants()
+    """How much of the peaks real software reaches; one set for everybody, each number with its source."""
+
+    def spec(self, name: str = "") -> ModelSpec:
+        own = {model.name: model for model in self.models}
+        return own.get(name or self.model) or MODELS[name or self.model]
+
+    @property
+    def environments(self) -> int:
+        """Episodes running at once."""
+        rollout = self.rollout
+        batch = rollout.groups_per_step * rollout.group_size
+        return rollout.environments or int(batch * (1 + self.alpha))
+
+    @property
+    def alpha(self) -> float:
+        return 1.0 if self.pipeline.type == "one_off" else float(getattr(self.pipeline, "alpha", 0.0))
+
+    def job(self, **changes: object) -> Job:
+        """The job whose control plane is driven. Of it the simulation needs no model, environment or loss."""
+        rollout = {**self.rollout.model_dump(), "environments": self.environments}
+        return Job.model_validate(
+            {
+                "name": self.name,
+                "seed": self.seed,
+                "model": {"type": "tiny"},
+                "environment": {"type": "frozen_lake"},
+                "rollout": rollout,
+                "pipeline": self.pipeline.model_dump(),
+                "weights": self.weights.model_dump(),
+                "training": {
+                    "steps": self.steps,
+                    "loss": {"denominator": "behaviour"},
+                    "advantage": {"type": "reinforce++"},
+                },
+                "evaluation": {"every": 0},
+                "checkpoint": {"every": 0},
+                **changes,
+            }
+        )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Scenario:
+        known = {*MODELS, *(model.name for model in self.models)}
+        for name in (self.model, self.judge.model):
+            if name not in known:
+                raise ValueError(f"no model {name} in the catalogue: add it to `models`, or use one of {_list(known)}")
+        if bool(self.workload.tasks) == bool(self.workload.trace):
+            raise ValueError("workload needs either tasks or a trace")
+        judged = any(task.judged for task in self.workload.tasks)
+        if judged and not self.cluster.of_role("reward"):
+            raise ValueError("workload has judged tasks, but cluster.pools has none with role: reward")
+        if self.warmup >= self.steps:
+            raise ValueError(f"warmup {self.warmup} leaves nothing of {self.steps} steps: lower it or raise steps")
+        return self
+
+
+def _list(names: set[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,65 @@
+"""Simulated work: tasks with their turns, lengths, latencies and failures, and how they are mixed.
+
+A task begins from a preset (`simulation/workloads/presets.py`) or from nothing, and whatever the file says overrides
+it. All lengths are tokens, all times seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat
+
+from rollweave.config.base import Section
+from rollweave.config.distributions import NOTHING, Distribution, constant
+from rollweave.config.paths import FileName
+
+Chance = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class TaskModel(Section):
+    """One kind of episode."""
+
+    name: str = "task"
+    """The tag that routing sees."""
+    preset: str = ""
+    """Begin from this preset: swe-bench, webshop, frozen-lake, gem-math, gem-game, rlvr-math, rlvr-code, rlvr-judge."""
+    weight: PositiveFloat = 1.0
+    """Its share of the groups, against the other tasks."""
+    turns: Distribution = constant(1)
+    """Answers of an episode."""
+    prompt_tokens: Distribution = constant(512)
+    """The first observation."""
+    observation_tokens: Distribution = constant(128)
+    """Each later one."""
+    answer_tokens: Distribution = constant(256)
+    """Each answer, cut at `rollout.sampling.max_tokens`."""
+    reset_seconds: Distribution = NOTHING
+    step_seconds: Distribution = NOTHING
+    reward_seconds: Distribution = NOTHING
+    """Of a rule; judged tasks are scored by the scenario's judge."""
+    judged: bool = False
+    """Scored by the language model of `judge` in the scenario."""
+    success_rate: Chance = 0.5
+    """Episodes that earn reward 1."""
+    same_turns: bool = False
+    """Members of a group take equally many turns."""
+    reset_failure_rate: Chance = 0.0
+    """Chance that a reset fails after its time."""
+    step_failure_rate: Chance = 0.0
+    reset_hang_rate: Chance = 0.0
+    """Chance that a reset never returns: the deadline ends it."""
+    step_hang_rate: Chance = 0.0
+    image_seconds: Distribution = NOTHING
+    """What a reset takes longer if the task's image is not in the image cache."""
+    image_cache_hit_rate: Chance = 1.0
+    io_seconds: Distribution = NOTHING
+    """Transport of each observation from the environments' cluster."""
+
+
+class WorkloadConfig(Section):
+    """What is played: tasks drawn by weight, or a recorded run again."""
+
+    tasks: tuple[TaskModel, ...] = ()
+    trace: FileName | None = None
+    """A run folder whose trajectories are played again, lengths and waits included; instead of `tasks`."""

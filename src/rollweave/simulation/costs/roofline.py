@@ -1,0 +1,106 @@
+"""What an engine's steps cost on a device, by roofline.
+
+A step computes one token for each of the b requests that decode, and perhaps a chunk of somebody's context. It is two
+kinds of work, each as slow as the slower of its arithmetic and its memory traffic:
+
+    products with the weights     max(2 * active parameters * tokens / FLOPS, parameters read / bandwidth)
+    attention                     max(KV bytes / bandwidth, arithmetic / FLOPS), both in proportion to the cached tokens
+
+so a decode step takes `fixed(b) + per_cached_token * S` with S tokens in the caches of the batch. S grows by b each
+step, and the time of k steps has a closed form (`simulation/stretch.py`).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from rollweave.config.cluster import ClusterConfig, Pool
+from rollweave.config.constants import Constants
+from rollweave.config.hardware import Device
+from rollweave.config.models import ModelSpec
+from rollweave.errors import ConfigError
+
+
+class EngineCosts:
+    """One engine: a model on `tensor_parallel` devices."""
+
+    def __init__(self, model: ModelSpec, device: Device, constants: Constants, tensor_parallel: int = 1) -> None:
+        self.model = model
+        self.device = device
+        self.constants = constants
+        self.tensor_parallel = tensor_parallel
+        compute = device.compute_efficiency or constants.compute_efficiency
+        bandwidth = device.bandwidth_efficiency or constants.bandwidth_efficiency
+        self.flops = device.tflops * 1e12 * compute * tensor_parallel
+        self.bandwidth = device.bandwidth * 1e12 * bandwidth * tensor_parallel
+        self.overhead = constants.step_overhead if device.step_overhead is None else device.step_overhead
+        self.per_cached_token = max(
+            model.kv_bytes_per_token / self.bandwidth, model.attention_flops_per_pair / self.flops
+        )
+        self.max_batch = constants.max_batch
+        self.prefill_chunk = constants.prefill_chunk
+        self.kv_tokens = self._kv_tokens()
+        self._fixed: dict[int, float] = {}
+
+    @classmethod
+    def of_pool(cls, model: ModelSpec, cluster: ClusterConfig, pool: Pool, constants: Constants) -> EngineCosts:
+        costs = cls(model, cluster.device(pool), constants, pool.tensor_parallel)
+        costs.max_batch = pool.max_batch or costs.max_batch
+        costs.kv_tokens = pool.kv_tokens or costs.kv_tokens
+        if costs.kv_tokens <= 0:
+            raise ConfigError(
+                f"pool {pool.name}: {model.name} does not fit into {pool.tensor_parallel} x {pool.device} "
+                f"({model.weight_bytes / 1e9:.0f} GB of weights): raise its tensor_parallel"
+            )
+        return costs
+
+    def fixed(self, batch: int) -> float:
+        """Seconds of a decode step of this batch beside attention."""
+        seconds = self._fixed.get(batch)
+        if seconds is None:
+            seconds = self._fixed[batch] = self.products(batch) + self.overhead
+        return seconds
+
+    def products(self, tokens: float) -> float:
+        """Seconds of the products with the weights for so many tokens at once, all-reduces included."""
+        model = self.model
+        arithmetic = 2.0 * model.active * tokens / self.flops
+        traffic = model.params_read(tokens) * model.bytes_per_value / self.bandwidth
+        return max(arithmetic, traffic) + self._all_reduces(tokens)
+
+    def prefill(self, tokens: int, pairs: float, batch: int) -> float:
+        """Seconds that computing these context tokens adds to the steps of a decoding batch."""
+        steps = self.prefill_steps(tokens)
+        together = self.products(batch + tokens / steps) - self.products(batch)
+        return steps * together + self.model.attention_flops_per_pair * pairs / self.flops
+
+    def recompute(self, tokens: int, pairs: float) -> float:
+        """Seconds of a prefill that nobody decodes beside."""
+        steps = self.prefill_steps(tokens)
+        alone = self.products(tokens / steps) + self.overhead
+        return steps * alone + self.model.attention_flops_per_pair * pairs / self.flops
+
+    def prefill_steps(self, tokens: int) -> int:
+        return max(1, ceil(tokens / self.prefill_chunk))
+
+    def handover(self, tokens: int) -> float:
+        """Seconds for the KV cache of so many tokens to travel from a prefill worker to a decode worker."""
+        return tokens * self.model.kv_bytes_per_token / (self.constants.handover_bandwidth * 1e9)
+
+    def _all_reduces(self, tokens: float) -> float:
+        parts = self.tensor_parallel
+        if parts == 1:
+            return 0.0
+        model = self.model
+        travelling = 2.0 * (parts - 1) / parts * tokens * model.hidden * model.bytes_per_value
+        return 2 * model.layers * (self.constants.allreduce_latency + travelling / (self.device.link * 1e9))
+
+    def _kv_tokens(self) -> int:
+        constants, parts = self.constants, self.tensor_parallel
+        room = self.device.memory * constants.memory_utilisation - min(constants.activation_gb, self.device.memory / 4)
+        return int((room * parts * 1e9 - self.model.weight_bytes) / self.model.kv_bytes_per_token)
+
+
+def pairs(new: int, context: int) -> float:
+    """(new token, token of its context) pairs of a causal prefill that ends at `context` tokens."""
+    return new * (context - (new - 1) / 2)

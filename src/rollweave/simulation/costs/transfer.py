@@ -1,0 +1,43 @@
+"""How long new weights take from the trainer to the engines.
+
+Through the store, the trainer pushes once over the slow link and every engine pulls over a fast one, mostly while it
+generates. The baseline is a broadcast during which everybody stands still.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rollweave.config.constants import Constants
+from rollweave.config.models import ModelSpec
+from rollweave.simulation.durations import NO_TIME, constant
+from rollweave.simulation.engine import SyncModel
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPath:
+    """Seconds of one update."""
+
+    push: float
+    pull: float
+    """Accumulated: of one engine."""
+    exposed: float
+    """Of the pull, what the engine stands still for."""
+    broadcast: float
+
+    def model(self, transfer: Literal["background", "blocking"]) -> SyncModel:
+        if transfer == "blocking":
+            return SyncModel(NO_TIME, constant(self.broadcast), NO_TIME)
+        return SyncModel(constant(self.push), constant(self.pull - self.exposed), constant(self.exposed))
+
+
+def weight_path(model: ModelSpec, constants: Constants, push_bandwidth: float | None = None) -> WeightPath:
+    gigabytes = model.weight_bytes / 1e9
+    pull = gigabytes / constants.pull_bandwidth
+    return WeightPath(
+        push=gigabytes / (push_bandwidth or constants.push_bandwidth),
+        pull=pull,
+        exposed=pull * constants.pull_exposed_share,
+        broadcast=gigabytes / constants.broadcast_bandwidth,
+    )

@@ -1,0 +1,120 @@
+"""From a scenario to modelled machinery: engines by pool, a trainer, environments, a judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rollweave.clock import Clock
+from rollweave.cluster.placement import TakingTurns
+from rollweave.config.cluster import GENERATES, Pool
+from rollweave.config.job import Job
+from rollweave.config.scenario import Scenario
+from rollweave.errors import ConfigError
+from rollweave.rollout.barrier import TurnBarrier
+from rollweave.rollout.manager import Stage
+from rollweave.rollout.proxy import LLMProxy
+from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_model
+from rollweave.simulation.costs.roofline import EngineCosts
+from rollweave.simulation.engine import SyncModel
+from rollweave.simulation.gpu_engine import GpuEngine
+from rollweave.simulation.gpu_trainer import GpuTrainer
+from rollweave.simulation.host_time import environments
+from rollweave.simulation.judge import Judge, JudgeModel
+from rollweave.simulation.script import ScriptedDialogue
+from rollweave.simulation.scripted_environment import WorkloadRewards
+from rollweave.simulation.workloads.source import Workload
+from rollweave.training.protocol import Trainer
+
+
+@dataclass(slots=True)
+class Machines:
+    engines: list[GpuEngine]
+    pools: list[Pool]
+    """Of each engine."""
+    trainer: Trainer
+    core: GpuTrainer
+    """The trainer itself, whatever it is wrapped in."""
+    judge: Judge | None
+
+
+def build(scenario: Scenario, job: Job, workload: Workload, clock: Clock, judge: Judge | None = None) -> Machines:
+    sync = weight_model(scenario)
+    engines, pools = _engines(scenario, job, sync, clock)
+    core = GpuTrainer(clock, training_costs(scenario), sync.publish)
+    shared = bool(scenario.cluster.of_role("colocated"))
+    trainer: Trainer = TakingTurns(core, engines) if shared else core
+    return Machines(engines, pools, trainer, core, judge or make_judge(scenario, clock))
+
+
+def _engines(scenario: Scenario, job: Job, sync: SyncModel, clock: Clock) -> tuple[list[GpuEngine], list[Pool]]:
+    engines: list[GpuEngine] = []
+    pools: list[Pool] = []
+    for pool in scenario.cluster.pools:
+        if pool.role not in GENERATES:
+            continue
+        costs = engine_costs(scenario, pool)
+        if costs.kv_tokens < job.rollout.max_context:
+            raise ConfigError(
+                f"pool {pool.name}: the KV cache of an engine holds {costs.kv_tokens} tokens, but an episode may have "
+                f"{job.rollout.max_context} (rollout.max_context): raise tensor_parallel or lower max_context"
+            )
+        for _ in range(pool.workers):
+            engines.append(
+                GpuEngine(
+                    clock,
+                    costs,
+                    in_flight=job.in_flight,
+                    sync=sync,
+                    number=len(engines),
+                    prefix_cache=scenario.prefix_cache,
+                )
+            )
+            pools.append(pool)
+    return engines, pools
+
+
+def make_judge(scenario: Scenario, clock: Clock) -> Judge | None:
+    pools = scenario.cluster.of_role("reward")
+    if not pools:
+        return None
+    pool, config, constants = pools[0], scenario.judge, scenario.constants
+    elastic = pool.device == "serverless"
+    model = JudgeModel(
+        EngineCosts(scenario.spec(config.model), scenario.cluster.device(pool), constants),
+        pool.count,
+        config.answer_tokens,
+        config.seconds,
+        config.concurrency,
+        elastic,
+        constants.cold_start if config.cold_start is None else config.cold_start,
+        config.idle_seconds,
+        constants.serverless_io if elastic else 0.0,
+    )
+    return Judge(model, clock, scenario.seed)
+
+
+def stage(scenario: Scenario, job: Job, machines: Machines, workload: Workload, clock: Clock) -> Stage:
+    return Stage(
+        clock=clock,
+        proxy=LLMProxy(machines.engines, _affinity(machines.pools)),
+        environment=environments(scenario, workload, clock),
+        dialogue=ScriptedDialogue(),
+        scorer=WorkloadRewards(workload, machines.judge, clock),
+        deadlines=job.rollout.deadlines,
+        max_turns=job.rollout.max_turns,
+        max_context=job.rollout.max_context,
+        barrier=TurnBarrier() if job.pipeline.type == "sync" else None,
+        prompt_replication=job.rollout.prompt_replication,
+    )
+
+
+def _affinity(pools: Sequence[Pool]) -> Callable[[str], Sequence[int]]:
+    """The engines for a task: of the pools that name it, else of those that name nobody, else all."""
+    everybody = range(len(pools))
+    open_to_all = [number for number in everybody if not pools[number].tasks] or everybody
+    named: dict[str, list[int]] = {}
+    for number in everybody:
+        for task in pools[number].tasks:
+            named.setdefault(task, []).append(number)
+    return lambda tag: named.get(tag, open_to_all)

@@ -1,0 +1,93 @@
+"""The entry: a scenario in, an outcome out.
+
+    from rollweave.simulation.simulate import scenario, simulate
+
+    outcome = simulate(scenario({
+        "model": "qwen3-8b",
+        "cluster": {"pools": [
+            {"name": "rollout", "device": "H20", "count": 32, "role": "rollout"},
+            {"name": "train", "device": "H800", "count": 32, "role": "train"},
+        ]},
+        "workload": {"tasks": [{"preset": "gem-math"}]},
+    }))
+    print(outcome.step_seconds, outcome.tokens_per_second, outcome.dollars_per_step)
+
+The control plane is the production one (`pipelines/assemble.py`), on the virtual clock; engines, trainer,
+environments, rewards and weights are models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollweave.clock import Clock, collect_rarely, run_virtual
+from rollweave.config.scenario import Scenario
+from rollweave.observability.events import Recorder, Sink
+from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.host import EnvHost
+from rollweave.simulation.faults import Outage, suffer
+from rollweave.simulation.judge import Judge
+from rollweave.simulation.machines import Machines, build, stage
+from rollweave.simulation.measure import Measure
+from rollweave.simulation.outcome import Outcome
+from rollweave.simulation.workloads.presets import resolve
+from rollweave.simulation.workloads.source import DrawnWorkload, Workload
+from rollweave.simulation.world import _see_every_failure
+
+CHECKPOINTS = Path("modelled")
+"""Nothing is written there."""
+
+
+def scenario(data: Mapping[str, Any]) -> Scenario:
+    """A scenario from plain data, checked as a file would be."""
+    return Scenario.model_validate_json(json.dumps(data))
+
+
+def simulate(scenario: Scenario, sinks: Sequence[Sink] = ()) -> Outcome:
+    """Run it. `sinks` hear every event of the control plane, as in a real run."""
+    collect_rarely()
+    return run_virtual(lambda clock: run(scenario, clock, sinks))
+
+
+async def run(scenario: Scenario, clock: Clock, sinks: Sequence[Sink] = (), judge: Judge | None = None) -> Outcome:
+    """The same on a loop that is shared: several jobs at once, and perhaps one judge for all of them."""
+    job = scenario.job()
+    workload = make_workload(scenario)
+    machines = build(scenario, job, workload, clock, judge)
+    dispatcher = Dispatcher(job.rollout.scheduling)
+    host: EnvHost
+    link = dispatcher.attach(lambda packet: host.link.receive(packet), job.rollout.slots)
+    host = EnvHost(stage(scenario, job, machines, workload, clock), link.receive)
+    measure = Measure(scenario, job, machines, clock)
+    parts = assemble(
+        job,
+        Machinery(machines.engines, machines.trainer, dispatcher),
+        workload.source,
+        (),
+        CHECKPOINTS,
+        clock,
+        Listeners(Recorder(clock.now, sinks), on_row=[measure.row], on_trajectories=[measure.trajectories]),
+    )
+    async with asyncio.TaskGroup() as tasks:
+        _see_every_failure(tasks)
+        playing = tasks.create_task(host.run(), name="host")
+        trouble = tasks.create_task(_outages(scenario, machines, clock, tasks), name="outages")
+        await pipeline(job)(parts, 0, scenario.steps)
+        trouble.cancel()
+        playing.cancel()
+    parts.scheduler.ledger.check()
+    return measure.outcome(parts.weights)
+
+
+def make_workload(scenario: Scenario) -> Workload:
+    return DrawnWorkload([resolve(task) for task in scenario.workload.tasks], scenario.seed)
+
+
+async def _outages(scenario: Scenario, machines: Machines, clock: Clock, tasks: asyncio.TaskGroup) -> None:
+    outages = [Outage("engine", outage.engine, outage.at, outage.seconds) for outage in scenario.outages]
+    await suffer(outages, machines.engines, (), clock, tasks)

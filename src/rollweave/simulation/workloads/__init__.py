@@ -1,0 +1,1 @@
+"""Simulated work: presets of the papers' tasks, episodes drawn from them, and recorded runs played again."""

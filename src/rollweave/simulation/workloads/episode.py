@@ -1,0 +1,83 @@
+"""An episode as the workload writes it: what each turn shows, how long its answer is, how long the world takes.
+
+All of it is drawn when the episode begins, from one generator that the task and the number of the attempt fix, so
+every mode and every cluster plays the same episodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from rollweave.config.workload import TaskModel
+from rollweave.seeds import generator
+from rollweave.simulation.workloads.sampling import Draw, count, sampler
+
+NEVER = float("inf")
+"""A call that takes so long hangs until its deadline."""
+
+
+@dataclass(slots=True)
+class Episode:
+    reset_seconds: float
+    observations: list[int]
+    """Tokens shown before each answer."""
+    answers: list[int]
+    step_seconds: list[float]
+    """After each answer."""
+    reward: float
+    failing_step: int | None = None
+    """The call that raises: -1 is the reset."""
+
+
+class EpisodeModel:
+    """Draws the episodes of one kind of task."""
+
+    def __init__(self, task: TaskModel) -> None:
+        self.task = task
+        self._turns = sampler(task.turns)
+        self._prompt = sampler(task.prompt_tokens)
+        self._observation = sampler(task.observation_tokens)
+        self._answer = sampler(task.answer_tokens)
+        self._reset = sampler(task.reset_seconds)
+        self._step = _sum(sampler(task.step_seconds), sampler(task.io_seconds))
+        self._image = sampler(task.image_seconds)
+        self.reward_seconds = sampler(task.reward_seconds)
+
+    def draw(self, seed: int, instance: int) -> Episode:
+        """The `instance`-th episode of the task with this seed: one per member, then one per retry."""
+        rng, common = generator(seed, instance), generator(seed, "task")
+        # The prompt belongs to the task: all members see the same one.
+        prompt = count(self._prompt, common)
+        task, turns = self.task, count(self._turns, common if self.task.same_turns else rng)
+        observations = [prompt, *(count(self._observation, rng) for _ in range(turns - 1))]
+        answers = [count(self._answer, rng) for _ in range(turns)]
+        steps = [self._step(rng) for _ in range(turns)]
+        reset = self._reset(rng)
+        if rng.random() >= task.image_cache_hit_rate:
+            reset += self._image(rng)
+        reward = float(rng.random() < task.success_rate)
+        episode = Episode(reset, observations, answers, steps, reward)
+        self._misfortune(episode, rng)
+        return episode
+
+    def _misfortune(self, episode: Episode, rng: Random) -> None:
+        task = self.task
+        draw = rng.random()
+        if draw < task.reset_hang_rate:
+            episode.reset_seconds = NEVER
+        elif draw < task.reset_hang_rate + task.reset_failure_rate:
+            episode.failing_step = -1
+        trouble = task.step_hang_rate + task.step_failure_rate
+        if not trouble:
+            return
+        for place in range(len(episode.step_seconds)):
+            draw = rng.random()
+            if draw < task.step_hang_rate:
+                episode.step_seconds[place] = NEVER
+            elif draw < trouble and episode.failing_step is None:
+                episode.failing_step = place
+
+
+def _sum(one: Draw, other: Draw) -> Draw:
+    return lambda rng: one(rng) + other(rng)
