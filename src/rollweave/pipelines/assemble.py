@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollweave.clock import Clock, Waiting
@@ -20,6 +20,7 @@ from rollweave.pipelines.one_off import one_off
 from rollweave.pipelines.parts import Milestones, Parts
 from rollweave.pipelines.rollart import rollart
 from rollweave.pipelines.sync import sync
+from rollweave.pipelines.turns import Alone, Turns
 from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.evaluation import Evaluator
@@ -69,6 +70,7 @@ class Machinery:
     dispatcher: Dispatcher
     waits: Callable[[], Awaitable[list[Waiting]]] = nobody_else
     """Who waits in other processes: hosts have clocks of their own."""
+    turns: Turns = field(default_factory=Alone)
 
 
 @dataclass(slots=True)
@@ -130,6 +132,8 @@ def assemble(
         evaluator=_evaluator(job, machinery.dispatcher, source, stop_tokens, clock, recorder),
         milestones=Milestones(job.evaluation.every, job.evaluation.target, job.checkpoint.every, job.checkpoint.keep),
         checkpoints=checkpoints,
+        turns=machinery.turns,
+        engines=machinery.engines,
         concurrency=AdaptiveConcurrency(
             machinery.engines,
             machinery.dispatcher,

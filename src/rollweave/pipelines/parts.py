@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rollweave.engines.protocol import Engine
 from rollweave.errors import RollweaveError
 from rollweave.observability.phases import Phase
 from rollweave.pipelines.journal import Journal
+from rollweave.pipelines.turns import Alone, Pool, Turns
 from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.evaluation import Evaluation, Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler
@@ -41,6 +43,9 @@ class Parts:
     checkpoints: Path
     concurrency: AdaptiveConcurrency
     """At work only in jobs that ask for it."""
+    turns: Turns = field(default_factory=Alone)
+    """Whether the pools are shared with other jobs."""
+    engines: Sequence[Engine] = ()
     driver_state: Callable[[], str] = lambda: "{}"
     """What a checkpoint keeps of the driver, as JSON."""
     version: int = 0
@@ -55,6 +60,19 @@ class Parts:
     def phase(self, name: Phase, step: int) -> AbstractContextManager[None]:
         self._trainer_at_work |= name == "train"
         return self.journal.phase(name, step)
+
+    async def turn(self, pool: Pool, tokens: int = 0) -> None:
+        """Before a phase. Where pools are shared, engines stand still outside their turn, whatever they hold."""
+        if not self.turns.shared:
+            return
+        if self.evaluator is not None:
+            await self.evaluator.settle()
+        for engine in self.engines:
+            await engine.suspend()
+        await self.turns.take(pool, self.version, tokens)
+        if pool == "rollout":
+            for engine in self.engines:
+                await engine.resume()
 
     def stop(self) -> bool:
         """Ask for the end. Returns whether the loop may be cancelled where it stands.
@@ -129,6 +147,8 @@ class Parts:
         """Bring the last version to the engines and evaluate it, unless the user wants to go."""
         if self.stopping:
             return
+        if self.evaluator is not None:
+            await self.turn("rollout")
         await self.weights.commit(self.version)
         self.start_evaluation(self.version, last=True)
         if self.evaluator is not None and (evaluation := await self.evaluator.result()):

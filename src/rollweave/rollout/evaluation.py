@@ -88,6 +88,12 @@ class Evaluator:
         )
         return result
 
+    async def settle(self) -> None:
+        """Wait until the engines have done with it; `result` tells later what came out."""
+        if self._under_way:
+            with self._clock.wait("the next turn", f"evaluation of version {self._version}"):
+                await self._done.wait()
+
     def _submit(self, index: int, attempt: int) -> None:
         lease = Lease(
             id=f"eval.{self._version}.{index}.{attempt}",

@@ -21,6 +21,7 @@ from rollweave.errors import WorkerDied, first_cause
 from rollweave.runs.heartbeat import heartbeat
 from rollweave.runs.interrupts import interrupts
 from rollweave.runs.logbook import Logbook
+from rollweave.mux.daemon.join import join_cluster
 from rollweave.observability.events import Emitter, Event, Recorder
 from rollweave.observability.metrics import read_metrics
 from rollweave.observability.report import write_report
@@ -64,6 +65,7 @@ class Session:
         self.tasks = tasks
         self.start = start
         self.view = View()
+        self.turns = join_cluster()
 
     def run(self) -> tuple[ExitReason, BaseException | None]:
         """Everything that may fail. A failure comes back, to be raised once the books are closed."""
@@ -148,6 +150,7 @@ class Session:
             log.recorder.sinks.append(self._announce)
             self._record_start(log.recorder)
             async with start_machinery(blueprint, clock, self.folder.logs, log.recorder) as machinery:
+                machinery.turns = self.turns(clock)
                 parts = assemble(
                     self.job, machinery, self.tasks, chat.stop_tokens, self.folder.checkpoints, clock, listeners
                 )

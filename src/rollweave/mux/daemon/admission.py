@@ -1,0 +1,149 @@
+"""The scheduler of mux/ at work on real nodes: translates records to profiles, and plans to seats.
+
+On this machine a node is a core: rollout nodes are the first cores, train nodes the ones after them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollweave.errors import RollweaveError
+from rollweave.mux.daemon.records import JobRecord
+from rollweave.mux.daemon.turns import Node, Pool, Seat
+from rollweave.mux.group import Group
+from rollweave.mux.job import Job
+from rollweave.mux.node import rollout_pool, train_pool
+from rollweave.mux.profile import JobProfile
+from rollweave.mux.scheduler import Scheduler
+from rollweave.mux.state import ClusterState
+
+
+class NeverFits(RollweaveError):
+    pass
+
+
+@dataclass(slots=True)
+class Admission:
+    scheduler: Scheduler
+    rollout_nodes: int
+    train_nodes: int
+    host_gb: float
+    state: ClusterState = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Both pools share the machine's memory: a job is held to half of it on either side.
+        half = self.host_gb / 2
+        self.state = ClusterState(rollout_pool(half, self.rollout_nodes), train_pool(half, self.train_nodes))
+
+    # --------------------------------------------------------------------------------------------- decisions
+
+    def check_fits(self, n_roll: int, n_train: int, memory_gb: float = 0.0) -> None:
+        """Refuse what no amount of waiting would help."""
+        if n_roll > self.rollout_nodes or n_train > self.train_nodes:
+            raise NeverFits(
+                f"the job asks for {n_roll} rollout and {n_train} train nodes, but this cluster has "
+                f"{self.rollout_nodes} and {self.train_nodes}: ask for fewer (--rollout-nodes, --train-nodes), or "
+                "start the cluster with more"
+            )
+        if memory_gb >= self.host_gb / 2:
+            raise NeverFits(
+                f"the job keeps {memory_gb:.1f} GB resident, but a pool has {self.host_gb / 2:.1f} GB of host memory: "
+                "use a smaller model or batch, or another machine"
+            )
+
+    def arrive(self, record: JobRecord, now: float) -> tuple[bool, list[str]]:
+        """Place a job if anybody can take it; what was considered, a line each, the outcome first."""
+        job = _job(record)
+        plan = self.scheduler.arrive(self.state, job, now)
+        self.scheduler.apply(self.state, plan, now, arriving=job)
+        return job.id in self.state.home, plan.explain().splitlines()
+
+    def depart(self, job: str, now: float) -> None:
+        if job in self.state.home:
+            plan = self.scheduler.depart(self.state, job, now)
+            self.scheduler.apply(self.state, plan, now)
+
+    def report(self, job: str, done: int, now: float) -> None:
+        """Iterations completed since it was placed; the scheduler's clock of its deadline."""
+        if job in self.state.home:
+            known = self.state.jobs[job]
+            self.state.report(job, min(known.done + 1, known.n_iters), now)
+
+    # ------------------------------------------------------------------------------------------------- seats
+
+    def seat(self, job: str) -> Seat:
+        group = self.state.group_of(job)
+        order = list(group.order or group.jobs)
+        nodes: dict[Pool, tuple[Node, ...]] = {
+            "rollout": tuple(f"rollout-{number}" for number in group.pins[job]),
+            "train": tuple(f"train-{number}" for number in group.train_nodes),
+        }
+        return Seat(nodes, order.index(job), group.mode)
+
+    def seats(self) -> dict[str, Seat]:
+        return {job: self.seat(job) for job in self.state.home}
+
+    def quietest(self, pool: Pool, count: int) -> tuple[Node, ...]:
+        """Nodes for a job that has no seat yet: those with the least planned work."""
+        nodes = range(self.rollout_nodes if pool == "rollout" else self.train_nodes)
+        chosen = sorted(nodes, key=lambda node: (self._load(pool, node), node))[:count]
+        return tuple(f"{pool}-{number}" for number in sorted(chosen))
+
+    def cores(self, nodes: tuple[Node, ...], available: tuple[int, ...]) -> tuple[int, ...]:
+        """The cores that stand for nodes; with fewer cores than nodes, neighbours share."""
+        numbers = [self._number(node) for node in nodes]
+        return tuple(sorted({available[number % len(available)] for number in numbers}))
+
+    def period(self, job: str) -> float | None:
+        """Seconds an iteration is planned to take in its present company."""
+        return self.state.jobs[job].pace if job in self.state.home else None
+
+    def group(self, job: str) -> Group | None:
+        return self.state.group_of(job) if job in self.state.home else None
+
+    def _load(self, pool: Pool, node: int) -> float:
+        groups = self.state.groups.values()
+        if pool == "rollout":
+            return sum(group.node_load.get(node, 0.0) for group in groups)
+        return sum(group.sum_train for group in groups if node in group.train_nodes)
+
+    def _number(self, node: Node) -> int:
+        pool, _, number = node.partition("-")
+        return int(number) + (self.rollout_nodes if pool == "train" else 0)
+
+    # ------------------------------------------------------------------------------------------------- the disk
+
+    def dump(self) -> dict[str, Any]:
+        state = self.state.to_dict()
+        return {**state, "groups": _named(state["groups"]), "limits": [self.rollout_nodes, self.train_nodes]}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        rollout, train = data["limits"]
+        if (rollout, train) != (self.rollout_nodes, self.train_nodes) and data["home"]:
+            raise NeverFits(
+                f"jobs are placed on {rollout} rollout and {train} train nodes; start the cluster with as many, or "
+                "cancel them first"
+            )
+        if data["home"]:
+            self.state = ClusterState.from_dict(data)
+
+
+def _named(groups: dict[int, Any]) -> dict[str, Any]:
+    """JSON has no numbers for keys."""
+    return {str(number): group for number, group in groups.items()}
+
+
+def _job(record: JobRecord) -> Job:
+    assert record.profile is not None
+    profile = JobProfile(
+        t_roll=record.profile.t_roll,
+        t_train=record.profile.t_train,
+        n_roll=record.n_roll,
+        n_train=record.n_train,
+        mem_roll=record.memory_gb,
+        mem_train=record.memory_gb,
+        cold_roll=record.cold_seconds,
+        cold_train=record.cold_seconds,
+    )
+    return Job(record.id, profile, record.slo, max(1, record.steps - record.progress.step))

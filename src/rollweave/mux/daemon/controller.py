@@ -1,0 +1,322 @@
+"""Every transition of the cluster, one method each: check, change, bring it to the disk, and only then answer.
+
+It starts nothing and waits for nothing. The daemon looks at what it wants (a job that should run and has no process, a
+process that should not run) and makes it so, as often as needed: after a crash at any point, looking again is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from rollweave.errors import RollweaveError
+from rollweave.mux.daemon.admission import Admission
+from rollweave.mux.daemon.records import JobRecord, Measured, Process
+from rollweave.mux.daemon.store import Store
+from rollweave.mux.daemon.turns import Node, Permit, Pool, StalePermit, Turns
+
+Wanted = Literal["start", "rollout", "train"]
+"""What a process asks a turn for: its cold start, or a phase."""
+
+KILLS = 3
+"""A job that is killed so often without completing an iteration in between would be killed again."""
+
+LEASE_SECONDS = 120.0
+LEASE_FACTOR = 10.0
+"""A permit is good for ten times the worst case, and never less than two minutes; who holds it longer hangs."""
+
+_TURNS = TypeAdapter(Turns)
+
+
+class UnknownJob(RollweaveError):
+    pass
+
+
+class Refused(RollweaveError):
+    """An order that makes no sense for this job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A process hands its permit back and asks for the next, in one message."""
+
+    job: str
+    attempt: int
+    ticket: str
+    wanted: Wanted
+    epoch: int | None = None
+    """The permit it hands back."""
+    step: int = 0
+    tokens: int = 0
+    warm_seconds: float = 0.0
+    """How long the phase that ends here had to wait between its grant and its start."""
+
+
+class Controller:
+    def __init__(self, store: Store, admission: Admission, now: Callable[[], float]) -> None:
+        self._store = store
+        self._now = now
+        self._events: list[tuple[float, str, str, str]] = []
+        self.admission = admission
+        self.jobs = store.jobs()
+        self.turns = _TURNS.validate_python(store.fact("turns") or {})
+        self._numbered = store.fact("numbered") or len(self.jobs)
+        if (state := store.fact("scheduler")) is not None:
+            admission.restore(state)
+
+    # -------------------------------------------------------------------------------------------- from people
+
+    def submit(self, record: JobRecord, write: Callable[[str], None]) -> JobRecord:
+        """Book a job under a new name. Its file is written before: a job that is known has one."""
+        self.admission.check_fits(record.n_roll, record.n_train, record.memory_gb)
+        self._numbered += 1
+        record.id = f"{record.name}-{self._numbered}"
+        record.submitted = self._now()
+        write(record.id)
+        self.jobs[record.id] = record
+        self._say("submitted", record, f"SLO {record.slo:g}, {record.steps} steps")
+        self._commit(record)
+        return record
+
+    def cancel(self, job: str) -> JobRecord:
+        record = self.get(job)
+        if record.over:
+            raise Refused(f"job {job} is {record.state} already; there is nothing to cancel")
+        self._end(record, "cancelled", "")
+        self._commit(record)
+        return record
+
+    def resubmit(self, job: str) -> JobRecord:
+        """An ended job arrives again and goes on from its last checkpoint."""
+        record = self.get(job)
+        if not record.over or record.state == "finished":
+            raise Refused(f"job {job} is {record.state}; only a failed or cancelled job can be submitted again")
+        if record.process is not None:
+            raise Refused(f"job {job} has not ended yet; try again in a moment")
+        record.state = "profiling" if record.profile is None else "waiting"
+        record.error, record.ended, record.kills = "", None, 0
+        self._say("resubmitted", record, f"from step {record.progress.step}")
+        self._place_waiting()
+        self._commit(record)
+        return record
+
+    def get(self, job: str) -> JobRecord:
+        if job not in self.jobs:
+            known = ", ".join(self.jobs) or "none"
+            raise UnknownJob(f"there is no job {job!r} (known: {known}); see `rollweave jobs`")
+        return self.jobs[job]
+
+    # ----------------------------------------------------------------------------------------- from processes
+
+    def ask(self, ask: Ask) -> Permit | None:
+        """Hand back, get in line. The permit if the turn has come; None: ask again."""
+        record = self._current(ask.job, ask.attempt)
+        if not (self.turns.holds(ask.job, ask.ticket) or self.turns.waits(ask.job, ask.ticket)):
+            if ask.epoch is not None:
+                self._hand_back(record, ask)
+            self._get_in_line(record, ask)
+            self.turns.grant(self._now())
+            self._commit(record)
+        return self.turns.permits[ask.job] if self.turns.holds(ask.job, ask.ticket) else None
+
+    def profiled(self, job: str, attempt: int, measured: Measured, memory_gb: float) -> None:
+        record = self._current(job, attempt)
+        record.profile, record.memory_gb = measured, memory_gb
+        self._say("profiled", record, f"rollout {measured.t_roll:.2f} s, train {measured.t_train:.2f} s, worst case")
+        self._commit(record)
+
+    def _current(self, job: str, attempt: int) -> JobRecord:
+        record = self.get(job)
+        if attempt != record.attempt or record.over:
+            now = record.state if record.over else f"run by its process number {record.attempt}"
+            raise StalePermit(f"process number {attempt} of job {job} has no say any more: the job is {now}")
+        return record
+
+    def _hand_back(self, record: JobRecord, ask: Ask) -> None:
+        assert ask.epoch is not None
+        permit = self.turns.give_back(record.id, ask.epoch)
+        if permit.visit:
+            if ask.wanted == "rollout":  # it had a visit to load everything; now its first phase comes
+                record.cold_seconds += self._now() - permit.since
+            return
+        progress, seconds = record.progress, self._now() - permit.since
+        progress.tokens += ask.tokens
+        record.warm_seconds = max(record.warm_seconds, ask.warm_seconds)
+        if permit.pool == "rollout":
+            progress.worked.t_roll += seconds
+        else:
+            progress.worked.t_train += seconds
+            progress.step, record.kills = ask.step, 0
+            self.admission.report(record.id, ask.step, self._now())
+
+    def _get_in_line(self, record: JobRecord, ask: Ask) -> None:
+        if ask.wanted == "start":
+            record.cold_seconds = self._now() - record.launched
+        visit = ask.wanted == "start" or record.state == "profiling"
+        pool: Pool = "rollout" if ask.wanted == "rollout" else "train"
+        if not visit:
+            seat = self.admission.seat(record.id)
+            if record.id not in self.turns.members:
+                self.turns.join(record.id, seat)
+            nodes = seat.nodes[pool]
+            if pool == "rollout":
+                self._count_iteration(record)
+        else:
+            nodes = self._nodes_to_visit(record, pool)
+        self.turns.ask(record.id, ask.ticket, pool, nodes, visit)
+
+    def _nodes_to_visit(self, record: JobRecord, pool: Pool) -> tuple[Node, ...]:
+        if record.state == "running":
+            return self.admission.seat(record.id).nodes[pool]
+        return self.admission.quietest(pool, record.n_roll if pool == "rollout" else record.n_train)
+
+    def _count_iteration(self, record: JobRecord) -> None:
+        progress, now = record.progress, self._now()
+        if progress.asked_at is not None:
+            seconds = now - progress.asked_at
+            progress.iterations += 1
+            progress.seconds += seconds
+            progress.slowest = max(progress.slowest, seconds)
+        if progress.first_ready is None:
+            progress.first_ready = now
+        progress.asked_at = now
+
+    # ------------------------------------------------------------------------------------- from the daemon
+
+    def to_start(self) -> list[JobRecord]:
+        """Jobs that should have a process and have none."""
+        return [job for job in self.jobs.values() if job.state in ("profiling", "running") and job.process is None]
+
+    def to_end(self) -> list[JobRecord]:
+        """Jobs whose process should not run: they are over, or they hold a permit far too long."""
+        over = [job for job in self.jobs.values() if job.over and job.process is not None]
+        late = [self.jobs[p.job] for p in self.turns.permits.values() if self._now() - p.since > self._lease(p)]
+        for job in late:
+            self._say("hangs", job, "holds a permit for ten times its worst case: its process is ended")
+        return over + late
+
+    def starting(self, job: str) -> int:
+        """A process is about to be started; returns its number. What an earlier one says is refused from now on."""
+        record = self.get(job)
+        record.attempt += 1
+        record.launched = self._now()
+        self._forget_turns(record)
+        self._commit(record)
+        return record.attempt
+
+    def started(self, job: str, process: Process) -> None:
+        record = self.get(job)
+        record.process = process
+        self._say("started", record, f"process {process.pid}, number {record.attempt}")
+        self._commit(record)
+
+    def exited(self, job: str, how: Literal["finished", "failed", "killed"], error: str = "") -> None:
+        record = self.get(job)
+        record.process = None
+        if not record.over:
+            self._after_exit(record, how, error)
+        self._forget_turns(record)
+        self._place_waiting()
+        self._commit(record)
+
+    def stopped(self, job: str) -> None:
+        """Its process ended because the cluster stops: it goes on when the cluster does."""
+        record = self.get(job)
+        record.process = None
+        if record.state == "running":
+            record.state = "waiting"
+            self.admission.depart(record.id, self._now())
+        self._forget_turns(record)
+        self._commit(record)
+
+    def place_waiting(self) -> None:
+        """At the start: jobs that waited when the cluster stopped."""
+        self._place_waiting()
+        self._commit()
+
+    def _after_exit(self, record: JobRecord, how: Literal["finished", "failed", "killed"], error: str) -> None:
+        profiling = record.state == "profiling"
+        if profiling and record.profile is not None:
+            record.state = "waiting"
+        elif how == "finished" and not profiling:
+            self._end(record, "finished", "")
+            record.progress.step = record.steps
+        elif how == "failed":
+            self._end(record, "failed", error)
+        else:
+            self._killed(record, error)
+
+    def _killed(self, record: JobRecord, error: str) -> None:
+        record.kills += 1
+        if record.kills > KILLS:
+            times = f"its process ended {record.kills} times before it had completed another iteration"
+            self._end(record, "failed", f"{times}; the last words of its log: {error}")
+            return
+        self._say("killed", record, f"at step {record.progress.step}; it arrives again")
+        if record.state == "running":
+            record.state = "waiting"
+            self.admission.depart(record.id, self._now())
+
+    def _end(self, record: JobRecord, state: Literal["finished", "failed", "cancelled"], error: str) -> None:
+        placed = record.state == "running"
+        record.state, record.error, record.ended = state, error, self._now()
+        if placed:
+            self.admission.depart(record.id, self._now())
+        if record.process is None or state == "finished":
+            self._forget_turns(record)
+        self._say(state, record, error or f"at step {record.progress.step}")
+
+    def _forget_turns(self, record: JobRecord) -> None:
+        self.turns.leave(record.id)
+        record.progress.asked_at = None
+        self.turns.reseat(self.admission.seats())
+        self.turns.grant(self._now())
+
+    def _place_waiting(self) -> None:
+        """Oldest first; whoever does not fit now keeps its place in line, and smaller ones may go ahead."""
+        for record in self.jobs.values():
+            if record.state == "waiting":
+                placed, record.why = self.admission.arrive(record, self._now())
+                if placed:
+                    record.state = "running"
+                    self._say("placed", record, record.why[0])
+        self.turns.reseat(self.admission.seats())
+
+    def held_seconds(self, node: Node) -> float | None:
+        return next((self._now() - p.since for p in self.turns.permits.values() if node in p.nodes), None)
+
+    def events(self, job: str) -> list[tuple[float, str, str, str]]:
+        return self._store.events(job)
+
+    def _lease(self, permit: Permit) -> float:
+        profile = self.jobs[permit.job].profile
+        if permit.visit or profile is None:
+            return LEASE_SECONDS * LEASE_FACTOR
+        phase = profile.t_roll if permit.pool == "rollout" else profile.t_train
+        return max(LEASE_SECONDS, LEASE_FACTOR * phase)
+
+    # ------------------------------------------------------------------------------------------------- the disk
+
+    def _say(self, name: str, record: JobRecord, text: str) -> None:
+        self._events.append((self._now(), name, record.id, text))
+
+    def _commit(self, *changed: JobRecord) -> None:
+        jobs = {record.id: record for record in changed} | {
+            event[2]: self.jobs[event[2]] for event in self._events if event[2] in self.jobs
+        }
+        self._store.save(self._with_waiting(jobs), self._facts(), self._events)
+        self._events.clear()
+
+    def _with_waiting(self, jobs: dict[str, JobRecord]) -> Iterable[JobRecord]:
+        """Those that wait are told why they wait whenever anything changes."""
+        return (jobs | {job.id: job for job in self.jobs.values() if job.state == "waiting"}).values()
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "turns": _TURNS.dump_python(self.turns, mode="json"),
+            "scheduler": self.admission.dump(),
+            "numbered": self._numbered,
+        }

@@ -1,0 +1,189 @@
+"""The daemon: one process that serves the interface and makes reality what the controller wants.
+
+It may be killed at any moment. Its jobs are processes of their own and go on; the next daemon on the same folder finds
+them by (process number, start time), watches those that live and treats the others as what they are: dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from rollweave.clock import Clock, run_wall
+from rollweave.errors import RollweaveError, first_cause
+from rollweave.mux.daemon import machine
+from rollweave.mux.daemon.admission import Admission
+from rollweave.mux.daemon.controller import Controller
+from rollweave.mux.daemon.desk import Desk
+from rollweave.mux.daemon.ending import how_it_ended
+from rollweave.mux.daemon.files import StateFolder
+from rollweave.mux.daemon.join import ATTEMPT, FOLDER, JOB
+from rollweave.mux.daemon.records import JobRecord, Process
+from rollweave.mux.daemon.server import make_app
+from rollweave.mux.daemon.store import Store
+from rollweave.mux.policy import policy
+from rollweave.mux.scheduler import Scheduler
+
+LOOK_SECONDS = 5.0
+"""How often it looks for permits that are held too long; everything else it is told of."""
+
+GOODBYE_SECONDS = 60.0
+"""How long jobs have to save a checkpoint when the cluster stops."""
+
+
+class AddressTaken(RollweaveError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `rollweave cluster start` was told."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    rollout_nodes: int = 1
+    train_nodes: int = 1
+    policy: str = "default"
+
+
+def run_daemon(folder: StateFolder, plan: Plan) -> None:
+    """Serve until told to stop."""
+    with machine.only_one(folder.path):
+        token = machine.read_or_make_token(folder.token)
+        admission = Admission(Scheduler(policy(plan.policy)), plan.rollout_nodes, plan.train_nodes, machine.host_gb())
+        store = Store(folder.database)
+        controller = Controller(store, admission, machine.wall_time)
+        with _listening(plan) as listener, closing(store):
+            try:
+                run_wall(lambda clock: Daemon(controller, folder, clock).run(listener, token))
+            except BaseExceptionGroup as group:
+                raise first_cause(group) from group
+
+
+class Daemon:
+    def __init__(self, controller: Controller, folder: StateFolder, clock: Clock) -> None:
+        self._controller = controller
+        self._folder = folder
+        self._clock = clock
+        self._look = asyncio.Event()
+        self._desk = Desk(controller, folder, tuple(sorted(os.sched_getaffinity(0))), clock)
+        self._desk.on_change = self._look.set
+
+    async def run(self, listener: socket.socket, token: str) -> None:
+        server = _Server(uvicorn.Config(make_app(self._desk, token), log_level="warning", timeout_graceful_shutdown=1))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._leave, server)
+        host, port = listener.getsockname()[:2]
+        self._folder.publish(f"http://{host}:{port}")
+        print(f"listening on http://{host}:{port}, state in {self._folder.path}", flush=True)
+        async with asyncio.TaskGroup() as tasks:
+            supervising = tasks.create_task(self._supervise(server), name="supervisor")
+            await server.serve(sockets=[listener])
+            supervising.cancel()
+
+    def _leave(self, server: uvicorn.Server) -> None:
+        """A signal ends the daemon alone; its jobs wait for the next one."""
+        server.should_exit = True
+
+    # -------------------------------------------------------------------------------------------- processes
+
+    async def _supervise(self, server: uvicorn.Server) -> None:
+        self._controller.place_waiting()
+        async with asyncio.TaskGroup() as watchers:
+            for record in self._controller.jobs.values():
+                if record.process is not None:
+                    watchers.create_task(self._watch(record.id, record.process), name=f"watch {record.id}")
+            while not (self._desk.stopping.is_set() or self._desk.leaving.is_set()):
+                self._look.clear()
+                self._make_it_so(watchers)
+                await self._wait_for_news(LOOK_SECONDS)
+            if self._desk.stopping.is_set():
+                await self._end_jobs()
+            server.should_exit = True
+
+    def _make_it_so(self, watchers: asyncio.TaskGroup) -> None:
+        for record in self._controller.to_end():
+            if record.process is not None:
+                machine.kill(record.process)
+        for record in self._controller.to_start():
+            process = self._start(record)
+            watchers.create_task(self._watch(record.id, process), name=f"watch {record.id}")
+
+    def _start(self, record: JobRecord) -> Process:
+        attempt = self._controller.starting(record.id)
+        folder = self._folder.job(record.id)
+        threads = str(max(record.n_roll, record.n_train))
+        environment = {
+            FOLDER: str(self._folder.path),
+            JOB: record.id,
+            ATTEMPT: str(attempt),
+            "OMP_NUM_THREADS": threads,
+        }
+        process = machine.start(_command(record, folder), environment, folder / "log")
+        self._controller.started(record.id, process)
+        return process
+
+    async def _watch(self, job: str, process: Process) -> None:
+        await machine.gone(process)
+        if self._desk.stopping.is_set():
+            self._controller.stopped(job)
+        else:
+            self._controller.exited(job, *how_it_ended(self._folder.run(job), self._folder.job(job) / "log"))
+        self._desk.changed()
+
+    async def _end_jobs(self) -> None:
+        """In order first: they save what they have. Who does not go is ended."""
+        for how, seconds in ((signal.SIGINT, GOODBYE_SECONDS), (signal.SIGKILL, GOODBYE_SECONDS)):
+            for record in self._with_process():
+                assert record.process is not None
+                machine.kill(record.process, how)
+            until = self._clock.now() + seconds
+            while self._with_process() and self._clock.now() < until:
+                self._look.clear()
+                await self._wait_for_news(0.5)
+
+    def _with_process(self) -> list[JobRecord]:
+        return [record for record in self._controller.jobs.values() if record.process is not None]
+
+    async def _wait_for_news(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._look.wait()
+        except TimeoutError:
+            pass
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _command(record: JobRecord, folder: Path) -> list[str]:
+    job = str(folder / "job.yaml")
+    if record.state == "profiling":
+        return [sys.executable, "-m", "rollweave.mux.daemon.profiler", job]
+    return [sys.executable, "-m", "rollweave.cli.main", "train", job, "--out", str(folder / "run"), "--resume"]
+
+
+@contextmanager
+def _listening(plan: Plan) -> Iterator[socket.socket]:
+    try:
+        listener = socket.create_server((plan.host, plan.port))
+    except OSError as error:
+        raise AddressTaken(
+            f"cannot listen on {plan.host}:{plan.port} ({error.strerror}); choose another --port, or 0 for any free one"
+        ) from None
+    with listener:
+        yield listener

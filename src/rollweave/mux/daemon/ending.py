@@ -1,0 +1,34 @@
+"""How a job's process ended, read from what it left: nobody can ask a dead process, least of all a daemon that is not
+its parent.
+
+A run that ended in order says so in its `summary.json`, its own errors included. One that says nothing was killed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+Ending = Literal["finished", "failed", "killed"]
+
+
+def how_it_ended(run: Path, log: Path) -> tuple[Ending, str]:
+    """And in its own words why."""
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "killed", last_words(log)
+    if summary["exit_reason"] in ("completed", "target"):
+        return "finished", ""
+    if summary["exit_reason"] == "interrupted":
+        return "failed", "somebody interrupted its process (SIGINT); `rollweave submit --resume ID` goes on with it"
+    return "failed", str(summary.get("error") or last_words(log))
+
+
+def last_words(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "(it has none)"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "(it is empty)")

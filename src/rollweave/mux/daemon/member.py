@@ -1,0 +1,132 @@
+"""A job's side of the cluster: the `Turns` of a process that the daemon started.
+
+Whatever happens to the daemon, the job is not lost: it finishes the phase that it holds a permit for, then asks, again
+and again, until somebody answers. An answer that got lost does no harm, because a ticket asked twice is asked once.
+Only an answer that it has no say any more (another process runs the job now, or it was cancelled) ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from rollweave.clock import Clock
+from rollweave.errors import RollweaveError
+from rollweave.mux.daemon.controller import Wanted
+from rollweave.mux.daemon.files import NoDaemon, StateFolder
+from rollweave.mux.daemon.machine import pause, use_cores, wall_time
+from rollweave.mux.daemon.turns import Pool, StalePermit
+
+POLL_SECONDS = 20.0
+"""How long the daemon keeps a question open before it says: not yet."""
+
+BACKOFF = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+
+
+@dataclass(slots=True)
+class Member:
+    folder: StateFolder
+    job: str
+    attempt: int
+    shared: bool = True
+    epoch: int | None = None
+    cores: tuple[int, ...] = ()
+    warm_seconds: float = 0.0
+    """From the grant to the start of the phase, the last time."""
+    clock: Clock = field(default_factory=Clock)
+    """Of the loop that asks."""
+    _tickets: Iterator[int] = field(default_factory=lambda: count(1))
+
+    @classmethod
+    def of(cls, folder: str, job: str, attempt: int) -> Member:
+        return cls(StateFolder(Path(folder)), job, attempt)
+
+    def on(self, clock: Clock) -> Member:
+        """The same, asking on the loop of this clock."""
+        self.clock = clock
+        return self
+
+    def start(self) -> None:
+        """Wait for leave to load everything. Before there is a loop, so it blocks."""
+        message = self._message("start", 0, 0)
+        for number in count():
+            try:
+                with httpx2.Client(**self._call()) as client:
+                    if self._granted(client.post(self._path, json=message)):
+                        return
+            except (httpx2.HTTPError, NoDaemon):
+                pause(_backoff(number))
+
+    async def take(self, pool: Pool, step: int, tokens: int = 0) -> None:
+        message = self._message(pool, step, tokens)
+        for number in count():
+            try:
+                async with httpx2.AsyncClient(**self._call()) as client:
+                    with self.clock.wait("job", f"a turn on the {pool} pool"):
+                        if self._granted(await client.post(self._path, json=message)):
+                            return
+            except (httpx2.HTTPError, NoDaemon):  # the daemon is away: it comes back, or somebody ends us
+                await self.clock.sleep(_backoff(number))
+
+    def tell_profile(self, t_roll: float, t_train: float, memory_gb: float) -> None:
+        message = {"attempt": self.attempt, "t_roll": t_roll, "t_train": t_train, "memory_gb": memory_gb}
+        for number in count():
+            try:
+                with httpx2.Client(**self._call()) as client:
+                    self._check(client.post(f"/jobs/{self.job}/profile", json=message))
+                    return
+            except (httpx2.HTTPError, NoDaemon):
+                pause(_backoff(number))
+
+    # --------------------------------------------------------------------------------------------- messages
+
+    @property
+    def _path(self) -> str:
+        return f"/jobs/{self.job}/turn"
+
+    def _message(self, wanted: Wanted, step: int, tokens: int) -> dict[str, Any]:
+        return {
+            "attempt": self.attempt,
+            "ticket": f"{self.attempt}.{next(self._tickets)}",
+            "wanted": wanted,
+            "epoch": self.epoch,
+            "step": step,
+            "tokens": tokens,
+            "warm_seconds": self.warm_seconds,
+        }
+
+    def _call(self) -> dict[str, Any]:
+        """Read anew each time: a daemon that came back may listen elsewhere."""
+        token = self.folder.token.read_text().strip()
+        return {
+            "base_url": self.folder.address()["url"],
+            "headers": {"Authorization": f"Bearer {token}"},
+            "timeout": POLL_SECONDS + 10.0,
+            "trust_env": False,
+        }
+
+    def _granted(self, answer: httpx2.Response) -> bool:
+        self._check(answer)
+        permit = answer.json()["permit"]
+        if permit is None:
+            return False
+        self.epoch, self.cores = permit["epoch"], tuple(permit["cores"])
+        use_cores(self.cores)
+        self.warm_seconds = wall_time() - permit["since"]
+        return True
+
+    def _check(self, answer: httpx2.Response) -> None:
+        if answer.status_code == 409:
+            raise StalePermit(answer.json()["detail"])
+        if 400 <= answer.status_code < 500:
+            raise RollweaveError(f"the daemon refused job {self.job}: {answer.json()['detail']}")
+        answer.raise_for_status()
+
+
+def _backoff(number: int) -> float:
+    return BACKOFF[min(number, len(BACKOFF) - 1)]

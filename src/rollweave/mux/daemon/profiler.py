@@ -1,0 +1,108 @@
+"""The one-shot profiler: what one iteration of a job takes when every answer is as long as the job allows.
+
+    python -m rollweave.mux.daemon.profiler JOB.yaml      started by the daemon for a job that nobody has measured yet
+
+A process of its own, with a policy of its own that is thrown away: nothing of it can leak into the run. The policy need
+not be taught anything, because nothing ends an answer but its length. The first iteration also makes what is made once
+(buffers, lazy imports); the second one counts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollweave.clock import Clock, run_wall
+from rollweave.cluster.blueprint import Blueprint
+from rollweave.cluster.inline import start_inline, use_threads
+from rollweave.config.job import InlineRuntime, Job, TinyModel
+from rollweave.config.load import load_job
+from rollweave.environments.registry import EnvironmentFactory, source
+from rollweave.mux.daemon.join import ATTEMPT, FOLDER, JOB
+from rollweave.mux.daemon.member import Member
+from rollweave.mux.daemon.records import Measured
+from rollweave.observability.events import Recorder
+from rollweave.observability.memory import resident_mb
+from rollweave.pipelines.assemble import Listeners, assemble
+from rollweave.pipelines.sync import sync
+from rollweave.pipelines.turns import Pool, Turns
+
+ITERATIONS = 2
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Turns that are timed: from the moment one is granted to the moment the next is asked for."""
+
+    turns: Turns
+    clock: Clock
+    shared: bool = True
+    phases: list[tuple[Pool, float]] = field(default_factory=list)
+    _open: tuple[Pool, float] | None = None
+
+    async def take(self, pool: Pool, step: int, tokens: int = 0) -> None:
+        self.stop()
+        await self.turns.take(pool, step, tokens)
+        self._open = (pool, self.clock.now())
+
+    def stop(self) -> None:
+        if self._open is not None:
+            pool, since = self._open
+            self.phases.append((pool, self.clock.now() - since))
+            self._open = None
+
+    def measured(self) -> Measured:
+        """Of the last iteration."""
+        last = dict(self.phases)
+        return Measured(last["rollout"], last["train"])
+
+
+async def measure(job: Job, turns: Turns, workplace: Path, clock: Clock) -> Measured:
+    """Two worst-case iterations on the real engine and trainer."""
+    from rollweave.policies.prepare import prepare
+
+    assert isinstance(job.runtime, InlineRuntime)
+    use_threads(job.runtime)
+    policy = prepare(job.model, job.seed, workplace / "policy")
+    blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()))
+    tasks = source(job.environment, job.seed, Path())
+    async with start_inline(blueprint, clock) as machinery:
+        watch = Stopwatch(turns, clock)
+        machinery.turns = watch
+        no_stops: tuple[int, ...] = ()
+        parts = assemble(job, machinery, tasks, no_stops, workplace, clock, Listeners(Recorder(clock.now)))
+        await sync(parts, 0, ITERATIONS)
+        watch.stop()
+    return watch.measured()
+
+
+def worst_case(job: Job) -> Job:
+    """The same work in each iteration, without what a job does beside its iterations."""
+    model = job.model
+    if isinstance(model, TinyModel):
+        model = model.model_copy(update={"warm_start": model.warm_start.model_copy(update={"steps": 0})})
+    sampling = job.rollout.sampling.model_copy(update={"stop": ()})
+    return job.model_copy(
+        update={
+            "model": model,
+            "rollout": job.rollout.model_copy(update={"sampling": sampling, "filter": "none"}),
+            "evaluation": job.evaluation.model_copy(update={"every": 0, "target": None}),
+            "checkpoint": job.checkpoint.model_copy(update={"every": 0}),
+        }
+    )
+
+
+def main(arguments: list[str]) -> None:
+    member = Member.of(os.environ[FOLDER], os.environ[JOB], int(os.environ[ATTEMPT]))
+    member.start()
+    job = worst_case(load_job(Path(arguments[0])))
+    with tempfile.TemporaryDirectory(prefix="rollweave-profile-") as folder:
+        measured = run_wall(lambda clock: measure(job, member.on(clock), Path(folder), clock))
+    member.tell_profile(measured.t_roll, measured.t_train, resident_mb() / 1e3)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

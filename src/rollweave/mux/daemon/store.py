@@ -1,0 +1,87 @@
+"""The daemon's memory: one SQLite file. A transition is one transaction; what was answered to anybody is on the disk.
+
+Jobs are a row each, everything small that changes together (turns, the scheduler's state, counters) is one row of
+`facts`. Rows are JSON: the types are those of the code, and there is nothing to join.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from rollweave.errors import RollweaveError
+from rollweave.mux.daemon.records import JobRecord
+
+VERSION = 1
+_JOB = TypeAdapter(JobRecord)
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, at REAL, name TEXT, job TEXT, text TEXT);
+"""
+
+
+class StoreError(RollweaveError):
+    pass
+
+
+class Store:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(SCHEMA)
+        except sqlite3.Error as error:
+            raise StoreError(f"{path}: cannot be used as the daemon's state ({error}); name another --state") from None
+        found = self.fact("version")
+        if found not in (None, VERSION):
+            raise StoreError(f"{path} was written by another version of Rollweave; name another --state folder")
+
+    def save(
+        self,
+        jobs: Iterable[JobRecord],
+        facts: Mapping[str, Any],
+        events: Iterable[tuple[float, str, str, str]] = (),
+    ) -> None:
+        """All of it or nothing."""
+        rows = [(job.id, _JOB.dump_json(job).decode()) for job in jobs]
+        named = [(name, _ANY.dump_json(body).decode()) for name, body in {"version": VERSION, **facts}.items()]
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?)", rows)
+            self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", named)
+            self._db.executemany("INSERT INTO events (at, name, job, text) VALUES (?, ?, ?, ?)", events)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"{self.path}: cannot be written ({error}); free space on that disk and start again"
+            ) from error
+
+    def jobs(self) -> dict[str, JobRecord]:
+        """In the order they were submitted."""
+        rows = self._db.execute("SELECT body FROM jobs ORDER BY rowid").fetchall()
+        found = [_JOB.validate_json(body) for (body,) in rows]
+        return {job.id: job for job in sorted(found, key=lambda job: job.submitted)}
+
+    def fact(self, name: str) -> Any:
+        row = self._db.execute("SELECT body FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else _ANY.validate_json(row[0])
+
+    def events(self, job: str | None = None, most: int = 50) -> list[tuple[float, str, str, str]]:
+        """What happened last, oldest first."""
+        where, values = ("WHERE job = ?", (job, most)) if job else ("", (most,))
+        rows = self._db.execute(
+            f"SELECT at, name, job, text FROM events {where} ORDER BY number DESC LIMIT ?", values
+        ).fetchall()
+        return rows[::-1]
+
+    def close(self) -> None:
+        self._db.close()

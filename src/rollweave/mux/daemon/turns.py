@@ -1,0 +1,188 @@
+"""Who may use which node next: pure turn-taking, no clock, no I/O.
+
+A job computes only with a *permit* on every node that its phase needs (a gang). Asking and granting are separate: a
+request waits here until its turn has come, and whoever hands a permit back makes room for the next.
+
+`rr`     members of a group take turns in a fixed cyclic order, the same on all nodes. A member carries a round number,
+         and the smallest (round, rank) among a node's members is next, whether it is ready or not. That is what the
+         planned period max(T_cycle, T_load) rests on.
+`fifo`   whoever asked first is next.
+visits   cold starts and profiling are no phases of a cycle: they go ahead of everybody at the next free moment.
+
+No deadlock, gangs included. All nodes order their members by the same label, a permit is granted on all nodes at once
+or not at all, and a member only ever waits for members with smaller labels: the one with the smallest waits for nobody.
+A permit has an epoch, one number for each grant ever made; whoever shows an old one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rollweave.errors import RollweaveError
+
+Pool = Literal["rollout", "train"]
+Discipline = Literal["rr", "fifo"]
+Node = str
+"""`rollout-0`, `train-3`."""
+
+
+class StalePermit(RollweaveError):
+    """Somebody acts on a permit, or for a process, that has been replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A job's place in its group: the nodes it is pinned to and when it is its turn."""
+
+    nodes: dict[Pool, tuple[Node, ...]]
+    rank: int
+    discipline: Discipline = "rr"
+
+    def touches(self, other: Seat) -> bool:
+        return any(set(mine) & set(other.nodes[pool]) for pool, mine in self.nodes.items())
+
+
+@dataclass(slots=True)
+class Member:
+    """A job in its group's cycle."""
+
+    job: str
+    seat: Seat
+    round: dict[Pool, int]
+
+    def label(self, pool: Pool) -> tuple[int, int]:
+        return self.round[pool], self.seat.rank
+
+
+@dataclass(slots=True)
+class Request:
+    job: str
+    ticket: str
+    """Names this one turn of this one process: asking twice with the same ticket is asking once."""
+    pool: Pool
+    nodes: tuple[Node, ...]
+    number: int
+    visit: bool = False
+
+
+@dataclass(slots=True)
+class Permit:
+    job: str
+    ticket: str
+    pool: Pool
+    nodes: tuple[Node, ...]
+    epoch: int
+    since: float = 0.0
+    visit: bool = False
+
+
+@dataclass(slots=True)
+class Turns:
+    """The state of all queues. Plain data: it is stored as it is and loaded again."""
+
+    members: dict[str, Member] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    """By job: a job has one outstanding turn."""
+    permits: dict[str, Permit] = field(default_factory=dict)
+    epoch: int = 0
+    asked: int = 0
+
+    # ---------------------------------------------------------------------------------------------- the cycle
+
+    def join(self, job: str, seat: Seat) -> None:
+        """Enter the cycle in the round that the others are in: nobody waits for the newcomer, nor it for long."""
+        beside = [member for member in self.members.values() if seat.touches(member.seat)]
+        now = max((max(member.round.values()) for member in beside), default=0)
+        self.members[job] = Member(job, seat, {"rollout": now, "train": now})
+
+    def reseat(self, seats: Mapping[str, Seat]) -> None:
+        """The scheduler moved somebody or found a better order: it holds from the next turn on."""
+        for job, seat in seats.items():
+            if job in self.members:
+                self.members[job].seat = seat
+            if job in self.requests and not self.requests[job].visit:
+                self.requests[job].nodes = seat.nodes[self.requests[job].pool]
+
+    def leave(self, job: str) -> None:
+        """It ended, crashed or was cancelled: its nodes are free, its place in line is gone."""
+        self.members.pop(job, None)
+        self.requests.pop(job, None)
+        self.permits.pop(job, None)
+
+    # ----------------------------------------------------------------------------------------------- turns
+
+    def ask(self, job: str, ticket: str, pool: Pool, nodes: tuple[Node, ...], visit: bool = False) -> None:
+        if self.holds(job, ticket) or self.waits(job, ticket):
+            return
+        if job in self.permits or job in self.requests:
+            raise StalePermit(f"job {job} asks for a turn, but another process of it holds or awaits one already")
+        self.asked += 1
+        self.requests[job] = Request(job, ticket, pool, nodes, self.asked, visit)
+
+    def give_back(self, job: str, epoch: int) -> Permit:
+        permit = self.permits.get(job)
+        if permit is None or permit.epoch != epoch:
+            now = "holds none" if permit is None else f"now holds number {permit.epoch}"
+            raise StalePermit(f"permit number {epoch} of job {job} is no longer valid (it {now})")
+        del self.permits[job]
+        member = self.members.get(job)
+        if member is not None and not permit.visit:
+            member.round[permit.pool] += 1
+        return permit
+
+    def holds(self, job: str, ticket: str) -> bool:
+        return job in self.permits and self.permits[job].ticket == ticket
+
+    def waits(self, job: str, ticket: str) -> bool:
+        return job in self.requests and self.requests[job].ticket == ticket
+
+    def grant(self, now: float = 0.0) -> list[Permit]:
+        """Give out every turn that has come."""
+        granted = []
+        for request in self._in_order():
+            if self._may_start(request):
+                self.epoch += 1
+                permit = Permit(
+                    request.job, request.ticket, request.pool, request.nodes, self.epoch, now, request.visit
+                )
+                del self.requests[request.job]
+                self.permits[request.job] = permit
+                granted.append(permit)
+        return granted
+
+    def holder(self, node: Node) -> str | None:
+        return next((permit.job for permit in self.permits.values() if node in permit.nodes), None)
+
+    def line(self, node: Node) -> list[str]:
+        """Who waits for a node, in the order in which they will have it."""
+        return [request.job for request in self._in_order() if node in request.nodes]
+
+    def _in_order(self) -> list[Request]:
+        return sorted(self.requests.values(), key=self._place)
+
+    def _place(self, request: Request) -> tuple[bool, tuple[int, int], int]:
+        member = self.members.get(request.job)
+        strict = member is not None and member.seat.discipline == "rr" and not request.visit
+        label = member.label(request.pool) if member is not None and strict else (0, 0)
+        return not request.visit, label, request.number
+
+    def _may_start(self, request: Request) -> bool:
+        return all(self.holder(node) is None and self._is_next(request, node) for node in request.nodes)
+
+    def _is_next(self, request: Request, node: Node) -> bool:
+        ahead = [other for other in self._rivals(request, node) if self._place(other) < self._place(request)]
+        member = self.members.get(request.job)
+        if request.visit or member is None or member.seat.discipline == "fifo":
+            return not ahead
+        mine = member.label(request.pool)
+        return not any(other.visit for other in ahead) and all(
+            mine <= other.label(request.pool) for other in self._pinned(node, request.pool)
+        )
+
+    def _rivals(self, request: Request, node: Node) -> Iterator[Request]:
+        return (other for other in self.requests.values() if other is not request and node in other.nodes)
+
+    def _pinned(self, node: Node, pool: Pool) -> Iterable[Member]:
+        return (member for member in self.members.values() if node in member.seat.nodes[pool])

@@ -1,0 +1,31 @@
+"""Turns: leave to use a pool, for jobs that share pools with others.
+
+A pipeline asks before each phase. Alone, the answer is always yes and costs nothing. In a cluster (`rollweave submit`)
+the daemon says when: asking for the next turn hands the last one back, so that a job never computes without a permit,
+and while it waits, all it needs stays resident in its process: the next phase starts warm.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+Pool = Literal["rollout", "train"]
+
+
+class Turns(Protocol):
+    shared: bool
+    """Whether others wait for the pools: then nothing may go on in the background of another pool's phase."""
+
+    async def take(self, pool: Pool, step: int, tokens: int = 0) -> None:
+        """Hand back the last turn and wait for one on this pool. So far `step` steps are trained; the phase that ends
+        here made `tokens`."""
+        ...
+
+
+class Alone:
+    """All pools are this job's own."""
+
+    shared = False
+
+    async def take(self, pool: Pool, step: int, tokens: int = 0) -> None:
+        pass
