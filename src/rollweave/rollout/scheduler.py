@@ -10,8 +10,8 @@ It lives in the driver and owns the ledger; hosts and engines hold nothing that 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from math import ceil, floor
 from typing import Literal
 
@@ -23,19 +23,17 @@ from rollweave.rollout.buffer import SampleBuffer
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.filter import GroupFilter
 from rollweave.rollout.group import RunningGroup
+from rollweave.rollout.leasing import Leasing
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
 from rollweave.rollout.messages import Lease, Report
 from rollweave.rollout.selection import Candidate, Selection
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.rollout.state import SchedulerState
-from rollweave.seeds import derive, generator
 from rollweave.tasks import Cursor
 from rollweave.trajectory import Batch, Trajectory
 
 HOPELESS_ATTEMPTS = 16
 """A run whose first episodes all fail has a broken environment or reward, not bad luck: it stops with their error."""
-
-LONGEST_BACKOFF = 60.0
 
 Policy = Literal["wait", "requeue", "drop", "start_only"]
 """What becomes of running work that would exceed the bound. `start_only`: nothing, the bound is not enforced."""
@@ -79,17 +77,23 @@ class RolloutScheduler:
         self.engine_version = 0
         self.next_step = 0
         self._filter = GroupFilter(plan.filter)
-        self._dispatcher = dispatcher
+        self._leasing = Leasing(
+            dispatcher,
+            clock,
+            recorder,
+            self._on_report,
+            sampling=plan.sampling,
+            seed=plan.seed,
+            retry_backoff=plan.retry_backoff,
+            one_by_one=plan.prompt_replication,
+        )
         self._clock = clock
         self._recorder = recorder
         self._running: dict[int, RunningGroup] = {}
-        self._cancelled: dict[str, AttemptEnd] = {}
-        """Leases we no longer want, until they are reported: what their attempts end as."""
         self._changed = asyncio.Event()
         self._failures_so_far = 0
         self._any_success = False
         self._broken: Exception | None = None
-        self._closed = False
 
     # ------------------------------------------------------------------------------------- what pipelines call
 
@@ -97,7 +101,7 @@ class RolloutScheduler:
         """Engines now generate with `version`; admit what that allows."""
         self.engine_version = version
         for group in self._running.values():
-            if group.version < version and not self._begun(group):
+            if group.version < version and not self._leasing.begun(group):
                 group.version = version  # it will not hold an older token
                 self._recorder.emit("group.renewed", group=group.id, version=version)
         self._admit()
@@ -126,7 +130,7 @@ class RolloutScheduler:
 
     def close(self) -> None:
         """Nobody trains any more: whatever still arrives, nothing is leased for it."""
-        self._closed = True
+        self._leasing.closed = True
 
     @property
     def running(self) -> int:
@@ -141,12 +145,18 @@ class RolloutScheduler:
     def _has_room(self) -> bool:
         """By the staleness bound; with a filter, for as many as it takes for enough of them to survive."""
         room = self.bound.room(self.next_step, self.engine_version) - len(self.buffer)
-        if self.next_step == self.engine_version:  # what is surplus to this step can be trained by no later one
+        if self.next_step == self.engine_version:
+            # While a step waits for its batch, redundant groups may race for it, even if no later step can take them.
             room = max(room, ceil(self.bound.groups_per_step * (1 + self.plan.redundant_groups)) - len(self.buffer))
         if len(self._running) < room:
             return True
         # Over-issue only into environments that would stand idle.
-        return room > 0 and len(self._running) < floor(room / self._filter.survivors) and self._dispatcher.free > 0
+        return room > 0 and len(self._running) < floor(room / self._filter.survivors) and self._leasing.free > 0
+
+    @property
+    def _over_issues(self) -> bool:
+        """Whether more may be admitted than the bound has places for; else all that is admitted finds one."""
+        return self.plan.filter != "none" or self.plan.redundant_groups > 0
 
     def _admit_group(self) -> None:
         number = self.cursor.position
@@ -164,58 +174,26 @@ class RolloutScheduler:
         )
         self._issue(group, range(members))
 
-    def _begun(self, group: RunningGroup) -> bool:
-        """Whether a token of it may have been sampled."""
-        return bool(group.finished or group.lost or group.failures) or any(
-            self._dispatcher.started(lease) for lease in group.leases.values()
-        )
-
     # --------------------------------------------------------------------------------------------------- leases
 
-    def _issue(self, group: RunningGroup, members: range | list[int], first: bool = False) -> None:
-        leases = [self._lease(group, member) for member in members]
-        for party in [[lease] for lease in leases] if self.plan.prompt_replication else [leases]:
-            self._dispatcher.submit(party, self._on_report, first)
-
-    def _lease(self, group: RunningGroup, member: int) -> Lease:
-        attempt = group.next_attempt(member)
-        lease = Lease(
-            id=f"{group.id}.{member}.{attempt}",
-            group=group.id,
-            member=member,
-            attempt=attempt,
-            task=group.task,
-            # Not a function of the attempt: an episode that is played again samples the same answers.
-            seed=derive(self.plan.seed, "sample", group.id, member),
-            sampling=self.plan.sampling,
-            version=group.version,
-        )
-        self.ledger.issue(lease.id)
-        group.leases[member] = lease.id
-        return lease
+    def _issue(self, group: RunningGroup, members: Iterable[int], first: bool = False) -> None:
+        self._leasing.issue(self.ledger, group, members, first)
 
     def _try_again(self, group: RunningGroup, member: int) -> None:
-        """After a pause that doubles with each failure, and differs between members: what is down needs peace."""
-        failures = group.failures[member] = group.failures.get(member, 0) + 1
-        if failures > self.plan.max_retries:
+        group.failures[member] = group.failures.get(member, 0) + 1
+        if group.failures[member] > self.plan.max_retries:
             self._lose_member(group, member)
             return
-        spread = 0.5 + generator(self.plan.seed, "backoff", group.id, member, failures).random()
-        pause = min(LONGEST_BACKOFF, self.plan.retry_backoff * 2 ** (failures - 1)) * spread
-        again = partial(self._issue_again, group, member, group.requeues)
-        self._clock.later(f"retry {group.id}.{member}", pause, again)
-
-    def _issue_again(self, group: RunningGroup, member: int, requeues: int) -> None:
-        still_wanted = self._running.get(group.id) is group and group.requeues == requeues and not self._closed
-        if still_wanted:
-            self._recorder.emit("member.retry", group=group.id, member=member)
-            self._issue(group, [member], first=True)
+        requeues = group.requeues
+        self._leasing.issue_later(
+            self.ledger, group, member, lambda: self._running.get(group.id) is group and group.requeues == requeues
+        )
 
     # -------------------------------------------------------------------------------------------------- reports
 
     def _on_report(self, lease: Lease, report: Report) -> None:
         """Reports arrive in callbacks, where an exception would be lost: the next `get_batch` raises it."""
-        if self._closed:
+        if self._leasing.closed:
             return
         try:
             self._book(lease, report)
@@ -235,7 +213,7 @@ class RolloutScheduler:
             reward_failed=report.reward_failed,
             cause=trajectory.cause,
         )
-        if (end := self._cancelled.pop(lease.id, None)) is not None:
+        if (end := self._leasing.unwanted(lease)) is not None:
             self.ledger.end_attempt(lease.id, end, trajectory.sampled_tokens)
             return
         group = self._running[lease.group]
@@ -275,7 +253,7 @@ class RolloutScheduler:
         if len(group.finished) < self.plan.group_size and not group.ended:
             return
         del self._running[group.id]
-        self._cancel_leases(group, AttemptEnd.SURPLUS)
+        self._leasing.cancel(group, AttemptEnd.SURPLUS)
         whole = group.whole()
         # A lone survivor has nobody to be compared with.
         if len(whole.members) < min(2, self.plan.group_size):
@@ -296,9 +274,10 @@ class RolloutScheduler:
         if self._broken is not None:
             raise self._broken
         start_only = self.plan.policy == "start_only"
-        for id in [] if start_only else self.buffer.left_over(step):
-            self._discard(id, AttemptEnd.SURPLUS)
-            self._admit()
+        if self._over_issues and not start_only:
+            for id in self.buffer.left_over(step):
+                self._discard(id, AttemptEnd.SURPLUS)
+                self._admit()
         running = (
             Candidate(group.id, group.version, complete=False, expendable=self._expendable(group))
             for group in self._running.values()
@@ -320,24 +299,19 @@ class RolloutScheduler:
     def _discard(self, id: int, cause: AttemptEnd) -> None:
         """The group can no longer be consumed in time."""
         if (group := self._running.pop(id, None)) is not None:
-            self._cancel_leases(group, cause)
+            self._leasing.cancel(group, cause)
         finished = group.finished if group is not None else self.buffer.take(id).members
         self._end_group(id, finished, TaskEnd.DROPPED_STALE, cause)
         self._recorder.emit("group.dropped", group=id, cause=str(cause))
 
     def _requeue(self, group: RunningGroup) -> None:
         """Play the same task again, from the start and under the present weights."""
-        self._cancel_leases(group, AttemptEnd.STALE)
+        self._leasing.cancel(group, AttemptEnd.STALE)
         for trajectory in group.finished:
             self.ledger.end_attempt(trajectory.id, AttemptEnd.STALE, trajectory.sampled_tokens)
         group.begin_again(self.engine_version)
         self._recorder.emit("group.requeued", group=group.id, version=group.version, times=group.requeues)
         self._issue(group, group.unfinished, first=True)
-
-    def _cancel_leases(self, group: RunningGroup, cause: AttemptEnd) -> None:
-        for lease in group.leases.values():
-            self._cancelled[lease] = cause
-            self._dispatcher.cancel(lease)
 
     def _end_group(self, id: int, members: list[Trajectory], task: TaskEnd, attempt: AttemptEnd) -> None:
         self.ledger.end_task(id, task)

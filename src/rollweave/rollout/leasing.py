@@ -1,0 +1,104 @@
+"""Leasing: from a group's member to a lease that is out, again after a failure, and back when it is not wanted.
+
+What a report means for its group is the scheduler's business; here is only who is being played for whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from rollweave.clock import Clock
+from rollweave.engines.protocol import Sampling
+from rollweave.observability.events import Emitter
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.group import RunningGroup
+from rollweave.rollout.ledger import AttemptEnd, Ledger
+from rollweave.rollout.messages import Lease, Report
+from rollweave.seeds import derive, generator
+
+LONGEST_BACKOFF = 60.0
+
+Heard = Callable[[Lease, Report], None]
+
+
+class Leasing:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        recorder: Emitter,
+        heard: Heard,
+        *,
+        sampling: Sampling,
+        seed: int,
+        retry_backoff: float,
+        one_by_one: bool,
+    ) -> None:
+        self.closed = False
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._recorder = recorder
+        self._heard = heard
+        self._sampling = sampling
+        self._seed = seed
+        self._retry_backoff = retry_backoff
+        self._one_by_one = one_by_one
+        """Each member of a group to whichever host is free, or all of them to one."""
+        self._unwanted: dict[str, AttemptEnd] = {}
+        """Leases we no longer want, until they are reported: what their attempts end as."""
+
+    @property
+    def free(self) -> int:
+        """Environments that stand idle."""
+        return self._dispatcher.free
+
+    def issue(self, ledger: Ledger, group: RunningGroup, members: Iterable[int], first: bool = False) -> None:
+        leases = [self._lease(ledger, group, member) for member in members]
+        for party in [[lease] for lease in leases] if self._one_by_one else [leases]:
+            self._dispatcher.submit(party, self._heard, first)
+
+    def issue_later(self, ledger: Ledger, group: RunningGroup, member: int, wanted: Callable[[], bool]) -> None:
+        """After a pause that doubles with each failure, and differs between members: what is down needs peace."""
+        failures = group.failures[member]
+        spread = 0.5 + generator(self._seed, "backoff", group.id, member, failures).random()
+        pause = min(LONGEST_BACKOFF, self._retry_backoff * 2 ** (failures - 1)) * spread
+        again = partial(self._issue_again, ledger, group, member, wanted)
+        self._clock.later(f"retry {group.id}.{member}", pause, again)
+
+    def cancel(self, group: RunningGroup, cause: AttemptEnd) -> None:
+        for lease in group.leases.values():
+            self._unwanted[lease] = cause
+            self._dispatcher.cancel(lease)
+
+    def unwanted(self, lease: Lease) -> AttemptEnd | None:
+        """What the attempt of a lease that was cancelled ends as; asked once, when it is reported."""
+        return self._unwanted.pop(lease.id, None)
+
+    def begun(self, group: RunningGroup) -> bool:
+        """Whether a token of it may have been sampled."""
+        return bool(group.finished or group.lost or group.failures) or any(
+            self._dispatcher.started(lease) for lease in group.leases.values()
+        )
+
+    def _lease(self, ledger: Ledger, group: RunningGroup, member: int) -> Lease:
+        attempt = group.next_attempt(member)
+        lease = Lease(
+            id=f"{group.id}.{member}.{attempt}",
+            group=group.id,
+            member=member,
+            attempt=attempt,
+            task=group.task,
+            # Not a function of the attempt: an episode that is played again samples the same answers.
+            seed=derive(self._seed, "sample", group.id, member),
+            sampling=self._sampling,
+            version=group.version,
+        )
+        ledger.issue(lease.id)
+        group.leases[member] = lease.id
+        return lease
+
+    def _issue_again(self, ledger: Ledger, group: RunningGroup, member: int, wanted: Callable[[], bool]) -> None:
+        if wanted() and not self.closed:
+            self._recorder.emit("member.retry", group=group.id, member=member)
+            self.issue(ledger, group, [member], first=True)
