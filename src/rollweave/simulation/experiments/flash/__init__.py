@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
-from rollweave.simulation.experiments.frame import Experiment
+from rollweave.simulation.experiments.flash import (
+    alpha,
+    environment_async,
+    queue,
+    redundant,
+    replication,
+    scaling,
+    split,
+)
 
-EXPERIMENTS: tuple[Experiment, ...] = ()
+EXPERIMENTS = (
+    scaling.EXPERIMENT,
+    queue.EXPERIMENT,
+    replication.EXPERIMENT,
+    environment_async.EXPERIMENT,
+    redundant.EXPERIMENT,
+    alpha.EXPERIMENT,
+    split.EXPERIMENT,
+)

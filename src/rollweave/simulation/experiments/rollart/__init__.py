@@ -2,6 +2,32 @@
 
 from __future__ import annotations
 
-from rollweave.simulation.experiments.frame import Experiment
+from rollweave.simulation.experiments.rollart import (
+    alpha,
+    crossover,
+    failures,
+    ladder,
+    latency,
+    pools,
+    prefill_decode,
+    production,
+    redundancy,
+    serverless,
+    time_to_score,
+    weights,
+)
 
-EXPERIMENTS: tuple[Experiment, ...] = ()
+EXPERIMENTS = (
+    ladder.EXPERIMENT,
+    time_to_score.EXPERIMENT,
+    pools.EXPERIMENT,
+    crossover.EXPERIMENT,
+    latency.EXPERIMENT,
+    serverless.EXPERIMENT,
+    redundancy.EXPERIMENT,
+    alpha.EXPERIMENT,
+    weights.EXPERIMENT,
+    prefill_decode.EXPERIMENT,
+    failures.EXPERIMENT,
+    production.EXPERIMENT,
+)

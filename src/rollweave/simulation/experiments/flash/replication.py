@@ -1,0 +1,36 @@
+"""Prompt replication: the answers of a prompt stay together on one engine, or go wherever there is room."""
+
+from __future__ import annotations
+
+from rollweave.simulation.experiments.claims.flash import REPLICATION
+from rollweave.simulation.experiments.frame import Experiment, Measurement
+from rollweave.simulation.experiments.setup import measured, pool, rollout, task
+
+SHAPES = ((64, 16), (32, 16), (16, 32))
+
+
+def generation_seconds(groups: int, size: int, replicated: bool, seed: int, small: bool) -> float:
+    outcome = measured(
+        [pool("rollout", "H800", 8), pool("train", "H800", 8)],
+        [task("rlvr-math")],
+        seed=seed,
+        rollout=rollout(groups // 4 if small else groups, size, prompt_replication=replicated),
+        pipeline={"type": "sync+"},
+        steps=1 if small else 8,
+        warmup=0,
+    )
+    return outcome.rollout_seconds
+
+
+def measure(seed: int, small: bool) -> Measurement:
+    gains = {
+        f"{groups} x {size}": generation_seconds(groups, size, False, seed, small)
+        / generation_seconds(groups, size, True, seed, small)
+        for groups, size in SHAPES
+    }
+    holds = {label: value >= 1.0 for label, value in gains.items()}
+    holds["fewer, larger groups"] = gains["16 x 32"] >= gains["64 x 16"]
+    return Measurement(gains, holds)
+
+
+EXPERIMENT = Experiment(REPLICATION, measure)

@@ -1,0 +1,39 @@
+"""What ROLL Flash's presets share: Qwen3-8B on single-turn math with heavy-tailed answers, on H800.
+
+Synchronous training takes turns on all GPUs; asynchronous training divides them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollweave.simulation.experiments.setup import Data, measured, pool, rollout, task
+from rollweave.simulation.outcome import Outcome
+
+GROUPS = 32
+"""Of 8: a rollout batch of 256."""
+
+
+def synchronous(gpus: int, seed: int, small: bool, groups: int = GROUPS, **more: Any) -> Outcome:
+    return _run([pool("colocated", "H800", gpus)], {"type": "sync+"}, seed, small, groups, **more)
+
+
+def asynchronous(
+    generating: int, training: int, seed: int, small: bool, alpha: float = 2, groups: int = GROUPS, **more: Any
+) -> Outcome:
+    pools = [pool("rollout", "H800", generating), pool("train", "H800", training)]
+    return _run(pools, {"type": "rollart", "alpha": alpha}, seed, small, groups, **more)
+
+
+def _run(pools: list[Data], pipeline: Data, seed: int, small: bool, groups: int, **more: Any) -> Outcome:
+    length = {"steps": 3, "warmup": 1} if small else {"steps": 24, "warmup": 8}
+    answers = more.pop("answers", {})
+    groups = max(2, groups // 8) if small else groups
+    return measured(
+        pools,
+        [task("rlvr-math", **answers)],
+        seed=seed,
+        rollout=rollout(groups),
+        pipeline=pipeline,
+        **{**length, **more},
+    )

@@ -1,0 +1,25 @@
+"""Throughput from Sync to RollArt: each rung over the one below it, for three models."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from rollweave.simulation.experiments.claims.rollart import LADDER, MODELS
+from rollweave.simulation.experiments.frame import Experiment, Measurement, Plot
+from rollweave.simulation.experiments.rollart.testbed import MODES, mode
+
+
+def measure(seed: int, small: bool) -> Measurement:
+    throughput = {model: {name: mode(name, model, seed, small).tokens_per_second for name in MODES} for model in MODELS}
+    values = {}
+    for model, found in throughput.items():
+        for below, above in pairwise(MODES):
+            values[f"{above} / {below}, {model}"] = found[above] / found[below]
+        values[f"RollArt / Sync, {model}"] = found["RollArt"] / found["Sync"]
+    heights = {
+        name: tuple((model, found[name] / found["Sync"]) for model, found in throughput.items()) for name in MODES
+    }
+    return Measurement(values, plots=(Plot("throughput over Sync", "", "ratio", heights, bars=True),))
+
+
+EXPERIMENT = Experiment(LADDER, measure)

@@ -1,0 +1,76 @@
+"""A mixture-of-experts job at one generating GPU in twenty of the paper's 2,500: what get_batch waits, what a better
+split of the same GPUs gains.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from rollweave.seeds import derive
+from rollweave.simulation.experiments.claims.rollart import PRODUCTION
+from rollweave.simulation.experiments.frame import Experiment, Measurement, Plot
+from rollweave.simulation.experiments.setup import Data, measured, pool, rollout, task
+from rollweave.simulation.outcome import Outcome
+from rollweave.simulation.workloads.episode import EpisodeModel
+from rollweave.simulation.workloads.presets import PRESETS
+
+MODEL: Data = {
+    "name": "moe-235b",
+    "params": 235e9,
+    "active_params": 22e9,
+    "experts": 128,
+    "experts_per_token": 8,
+    "layers": 94,
+    "hidden": 4096,
+    "heads": 64,
+    "kv_heads": 4,
+    "head_dim": 128,
+    "source": "config.json of Qwen3-235B-A22B on Hugging Face; the paper says hundreds of billions, mixture of experts",
+}
+GPUS, NODE = 144, 8
+TRAINING = (24, 32, 48, 64)
+"""GPUs that train, of all; the first is the paper's 1:5."""
+
+
+def production(training: int, prefix_cache: bool, seed: int, small: bool) -> Outcome:
+    return measured(
+        [pool("rollout", "H800", GPUS - training, NODE), pool("train", "H800", training)],
+        [task("production")],
+        seed=seed,
+        model=MODEL["name"],
+        models=[MODEL],
+        rollout=rollout(8 if small else 96, max_context=58000),
+        prefix_cache=prefix_cache,
+        steps=2 if small else 6,
+    )
+
+
+def waits(outcome: Outcome) -> list[float]:
+    """Of each step that counts, the share that get_batch waited."""
+    return [float(str(row["time/get_batch"])) / float(str(row["time/step"])) for row in outcome.rows[1:]]
+
+
+def longest_response(seed: int, episodes: int = 768) -> float:
+    """Of a step's responses, the longest over the mean."""
+    model = EpisodeModel(PRESETS["production"])
+    lengths = [sum(model.draw(derive(seed, "response", n // 8), n % 8).answers) for n in range(episodes)]
+    return max(lengths) / fmean(lengths)
+
+
+def measure(seed: int, small: bool) -> Measurement:
+    first = production(TRAINING[0], prefix_cache=False, seed=seed, small=small)
+    speeds = {
+        training: production(training, prefix_cache=True, seed=seed, small=small).tokens_per_second
+        for training in TRAINING
+    }
+    shares = [100 * share for share in waits(first)]
+    tuned, longest = max(speeds.values()) / first.tokens_per_second, longest_response(seed)
+    labels = [claim.label for claim in PRODUCTION.claims]
+    values = dict(zip(labels, (max(shares), fmean(shares), longest, tuned), strict=True))
+    kept = (30 < max(shares) < 90, 10 < fmean(shares) < 60, longest > 4, tuned > 1.1)
+    lines = {"prefix cache on": tuple((training, speed / 1000) for training, speed in speeds.items())}
+    plot = Plot(f"throughput over how many of {GPUS} GPUs train", "training GPUs", "1,000 tokens/s", lines)
+    return Measurement(values, dict(zip(labels, kept, strict=True)), (plot,))
+
+
+EXPERIMENT = Experiment(PRODUCTION, measure)

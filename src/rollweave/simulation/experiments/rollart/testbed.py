@@ -1,0 +1,60 @@
+"""RollArt's evaluation setup (section 7.1), at half its size: 128 GPUs and 512 trajectories a step become 64 and 256.
+
+Baselines have H800 only and blocking weight updates within their cluster. RollArt has H20 instead of a third of its
+rollout GPUs, sends math and game there, and moves weights in the background.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollweave.simulation.experiments.setup import Data, measured, pool, rollout, task
+from rollweave.simulation.outcome import Outcome
+
+MODELS = {"8B": "qwen3-8b", "14B": "qwen3-14b", "32B": "qwen3-32b"}
+TENSOR_PARALLEL = {"8B": 1, "14B": 2, "32B": 4}
+DECODE_HEAVY = ("gem-math", "gem-game")
+
+SCALE, SMALL_SCALE = 2, 8
+"""All counts of the paper are divided by this."""
+
+MODES: dict[str, Data] = {
+    "Sync": {"type": "sync"},
+    "Sync+": {"type": "sync+"},
+    "One-off": {"type": "one_off"},
+    "AReaL": {"type": "areal", "alpha": 1},
+    "RollArt": {"type": "rollart", "alpha": 1},
+}
+
+
+def tasks(model: str) -> list[Data]:
+    """The uniform mix; SWE-bench only with the largest model."""
+    names = ["webshop", "frozen-lake", *DECODE_HEAVY]
+    return [task(name) for name in ([*names, "swe-bench"] if model == "32B" else names)]
+
+
+def mode(name: str, model: str, seed: int, small: bool) -> Outcome:
+    """One rung of the ladder on one model."""
+    if name == "RollArt":
+        return rollart(model, seed, small)
+    scale = SMALL_SCALE if small else SCALE
+    pools = [pool("rollout", "H800", 96 // scale, TENSOR_PARALLEL[model]), pool("train", "H800", 32 // scale)]
+    return _run(model, pools, seed, small, scale, pipeline=MODES[name], weights={"transfer": "blocking"})
+
+
+def rollart(model: str, seed: int, small: bool, alpha: float = 1, scale: int = SCALE, **more: Any) -> Outcome:
+    scale = SMALL_SCALE if small else scale
+    parallel = TENSOR_PARALLEL[model]
+    pools = [
+        pool("rollout", "H800", 64 // scale, parallel),
+        pool("rollout", "H20", 32 // scale, parallel, DECODE_HEAVY),
+        pool("train", "H800", 32 // scale),
+    ]
+    return _run(model, pools, seed, small, scale, pipeline={"type": "rollart", "alpha": alpha}, **more)
+
+
+def _run(model: str, pools: list[Data], seed: int, small: bool, scale: int, **more: Any) -> Outcome:
+    steps = {"steps": 2} if small else {"steps": 4}
+    return measured(
+        pools, tasks(model), **{"seed": seed, "model": MODELS[model], "rollout": rollout(64 // scale), **steps, **more}
+    )

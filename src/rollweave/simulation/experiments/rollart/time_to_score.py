@@ -1,0 +1,17 @@
+"""Time to the same score: equal steps at alpha <= 1, so the ratio of step times of the ladder's largest model."""
+
+from __future__ import annotations
+
+from rollweave.simulation.experiments.claims.rollart import TIME_TO_SCORE
+from rollweave.simulation.experiments.frame import Experiment, Measurement
+from rollweave.simulation.experiments.rollart.testbed import mode
+
+
+def measure(seed: int, small: bool) -> Measurement:
+    seconds = {name: mode(name, "32B", seed, small).step_seconds for name in ("Sync+", "One-off", "AReaL", "RollArt")}
+    values = {f"RollArt / {name}": seconds[name] / seconds["RollArt"] for name in ("Sync+", "One-off", "AReaL")}
+    values["One-off / Sync+"] = seconds["Sync+"] / seconds["One-off"]
+    return Measurement(values)
+
+
+EXPERIMENT = Experiment(TIME_TO_SCORE, measure)
