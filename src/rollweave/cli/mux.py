@@ -24,6 +24,7 @@ def simulate(
     sizes: Annotated[str, typer.Option(help="Nodes per pool and job: one, testbed or mixed.")] = "one",
     memory: Annotated[bool, typer.Option("--memory", help="Host memory limits who may share a node.")] = False,
     failures: Annotated[float, typer.Option(min=0, max=1, help="Share of jobs killed and submitted again.")] = 0.0,
+    phases: Annotated[bool, typer.Option("--phases", help="Simulate phase by phase instead of by mean rates.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write cost over time as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -38,7 +39,7 @@ def simulate(
     from rollweave.mux.simulate import simulate as replay
     from rollweave.mux.trace import read_trace
 
-    scenario = Scenario(read_trace(trace), Workload(jobs.lower(), sizes, memory=memory), failures)
+    scenario = Scenario(read_trace(trace), Workload(jobs.lower(), sizes, memory=memory), failures, phases=phases)
     runs = [
         {"policy": policy, "class": jobs, "seed": number, **summary_of(replay(scenario, policy, number, perf_counter))}
         for number in range(seed, seed + seeds)

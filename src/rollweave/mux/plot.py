@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import pairwise
 from typing import Any
 
 from rollweave.observability.report_style import CHART_CSS, VARIABLES
 from rollweave.observability.report_svg import LEFT, Point, Series, line_chart
 
 WIDTH, HEIGHT, HEAD = 900, 320, 28
+SAMPLES = 400
 
 
 def cost_over_time(runs: Mapping[str, Sequence[dict[str, Any]]]) -> str:
@@ -20,17 +21,17 @@ def cost_over_time(runs: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     style = f'<style>{VARIABLES}{CHART_CSS}</style><rect width="100%" height="100%" fill="var(--surface)"/>'
     size = f'viewBox="0 0 {WIDTH} {HEIGHT + HEAD}" width="{WIDTH}" height="{HEIGHT + HEAD}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{style}{_legend(list(runs))}'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" {size}>{style}{_legend(list(runs))}'
         f'<svg y="{HEAD}" width="{WIDTH}" height="{HEIGHT}">{chart}</svg></svg>\n'
     )
 
 
 def _steps(points: Sequence[dict[str, Any]]) -> list[Point]:
-    """The cost stays as it is until it changes: corners, not slopes."""
-    corners: list[Point] = []
-    for point, following in pairwise(points):
-        corners += [(point["at_s"] / 3600, point["cost_per_h"]), (following["at_s"] / 3600, point["cost_per_h"])]
-    return corners or [(point["at_s"] / 3600, point["cost_per_h"]) for point in points]
+    """The cost stays as it is until it changes: what it is at evenly spaced moments."""
+    hours = [point["at_s"] / 3600 for point in points]
+    last = len(points) - 1
+    moments = [hours[0] + (hours[-1] - hours[0]) * i / SAMPLES for i in range(SAMPLES)]
+    return [(at, points[min(last, bisect_right(hours, at) - 1)]["cost_per_h"]) for at in moments]
 
 
 def _legend(names: Sequence[str]) -> str:

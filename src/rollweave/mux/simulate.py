@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from rollweave.mux.baselines.setups import setup
 from rollweave.mux.classes import Workload, draw_jobs
+from rollweave.mux.phases import PhaseReplay
 from rollweave.mux.replay import Failure, Outcome, Replay
 from rollweave.mux.trace import TraceJob
 from rollweave.seeds import generator
@@ -23,6 +24,8 @@ class Scenario:
     """Share of jobs that are killed once, somewhere in their life, and submitted again an hour later."""
     limit: float = math.inf
     """Nodes per pool."""
+    phases: bool = False
+    """Every phase by itself instead of mean rates: slower, and the truth about what a change of a group does."""
 
 
 def no_time() -> float:
@@ -34,7 +37,7 @@ def simulate(scenario: Scenario, policy: str, seed: int, stopwatch: Callable[[],
     chosen.state.rollout.limit = chosen.state.train.limit = scenario.limit
     jobs = [chosen.prepare(job) for job in draw_jobs(scenario.trace, scenario.workload, seed)]
     arrivals = [(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)]
-    replay = Replay(chosen.decider, chosen.state, stopwatch)
+    replay = (PhaseReplay if scenario.phases else Replay)(chosen.decider, chosen.state, stopwatch)
     return replay.run(arrivals, draw_failures(scenario, seed))
 
 
