@@ -19,6 +19,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from math import ceil
 
 from rollweave.clock import Clock
 from rollweave.config.job import InFlight
@@ -290,7 +291,8 @@ class GpuEngine:
         costs, stretch = self.costs, self._stretch
         batch = len(self._running)
         stretch.more += costs.prefill(new, new_pairs, batch)
-        stretch.steps_more += costs.prefill_steps(new)
+        stretch.tokens_more += new
+        stretch.steps_more = max(stretch.steps_more, costs.prefill_steps(ceil(stretch.tokens_more)))
         self._resize()
         for turn in turns:
             turn.joined = self._step
@@ -315,7 +317,7 @@ class GpuEngine:
             self._stats.evictions += self._caches.shrink(self.costs.kv_tokens - self._stretch.cached)
         self._resize()
         if not self._running:
-            self._stretch.more, self._stretch.steps_more = 0.0, 0
+            self._stretch.more, self._stretch.steps_more, self._stretch.tokens_more = 0.0, 0, 0.0
 
     def _withdraw(self, turn: Turn) -> None:
         """Whoever asked has gone, or wants it to end: what was drawn counts as sampled."""

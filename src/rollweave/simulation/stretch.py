@@ -13,7 +13,7 @@ from math import floor, sqrt
 
 
 class Stretch:
-    __slots__ = ("batch", "cached", "fixed", "more", "per_token", "steps_more")
+    __slots__ = ("batch", "cached", "fixed", "more", "per_token", "steps_more", "tokens_more")
 
     def __init__(self) -> None:
         self.batch = 0
@@ -24,7 +24,9 @@ class Stretch:
         self.more = 0.0
         """Seconds of context still to be computed ..."""
         self.steps_more = 0
-        """... over so many steps."""
+        """... over so many steps ..."""
+        self.tokens_more = 0.0
+        """... of so many tokens: whoever joins before they are computed shares their steps."""
 
     def seconds(self, steps: int) -> float:
         """How long so many steps take from now on."""
@@ -49,6 +51,7 @@ class Stretch:
         if self.steps_more:
             left = max(0, self.steps_more - steps)
             self.more *= left / self.steps_more
+            self.tokens_more *= left / self.steps_more
             self.steps_more = left
 
     def _inverse(self, seconds: float, fixed: float) -> int:
