@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rollweave.mux.group import Group, phases_at
 from rollweave.mux.job import Job
@@ -11,9 +12,22 @@ from rollweave.mux.slo import paces
 from rollweave.mux.state import ClusterState
 
 
+def touched_groups(state: ClusterState, plan: Plan) -> set[int]:
+    return plan.groups() | {state.home[job] for job in plan.jobs() if job in state.home}
+
+
+def tried(state: ClusterState, plan: Plan, now: float, arriving: Job | None = None) -> ClusterState:
+    """The state as it would be after the plan; the state itself does not change."""
+    touched = touched_groups(state, plan)
+    members = [job for number in touched & state.groups.keys() for job in state.groups[number].jobs]
+    sketch = state.sketch(touched, members)
+    apply(sketch, plan, now, replace(arriving) if arriving is not None else None)
+    return sketch
+
+
 def apply(state: ClusterState, plan: Plan, now: float, arriving: Job | None = None) -> None:
     """Do the steps in order, then give the members of every touched group their new pace."""
-    touched = plan.groups() | {state.home[job] for job in plan.jobs() if job in state.home}
+    touched = touched_groups(state, plan)
     for number in touched & state.groups.keys():
         for name in state.groups[number].jobs:
             state.jobs[name].settle(now)
@@ -79,7 +93,7 @@ def _reserve(state: ClusterState, step: Step, now: float, arriving: Job | None) 
     group = state.groups[step.group]
     before = group.nodes
     group.phantoms = (*group.phantoms, step.job)
-    state.home.pop(step.job)
+    del state.home[step.job], state.jobs[step.job]
     kept = group.nodes
     if any(node not in kept for node in group.pins[step.job]):
         group.pins[step.job] = (min(0, *(node for nodes in group.pins.values() for node in nodes)) - 1,)

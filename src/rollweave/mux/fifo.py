@@ -2,59 +2,70 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
+from functools import lru_cache
+from heapq import heappop, heappush
 
 from rollweave.mux.group import Group
 
-ITERATIONS = 30
-"""Of the slowest member; the first half is the transient and is dropped."""
+ROUNDS = 24
+"""Worst-case iterations of the slowest member; the first third is the transient and is dropped."""
+
+Line = tuple[tuple[float, float, int], ...]
+"""(rollout seconds, train seconds, index of the rollout node) of every member, in arrival order."""
 
 
-def fifo_means(group: Group, iterations: int = ITERATIONS) -> dict[str, float]:
+def fifo_means(group: Group) -> dict[str, float]:
     """Mean iteration by member. Ties are served in arrival order, so the answer is a function of the group."""
-    horizon = iterations * (group.max_solo + group.sum_train + group.max_load)
-    stamps = fifo_run(group, horizon)
-    return {job: _settled(times, horizon) for job, times in stamps.items()}
+    return dict(zip(group.pins, _means(line_of(group)), strict=True))
 
 
-def _settled(times: list[float], horizon: float) -> float:
-    late = [time for time in times if time >= horizon / 2]
-    return (late[-1] - late[0]) / (len(late) - 1)
-
-
-def fifo_run(group: Group, horizon: float) -> dict[str, list[float]]:
-    """Times at which each member finishes its iterations: one queue per rollout node, one for all train nodes."""
-    members = list(group.pins)
-    node = {job: group.pins[job][0] for job in members}
-    queues: dict[object, deque[str]] = {where: deque() for where in ("train", *node.values())}
-    busy: set[object] = set()
-    done: dict[str, list[float]] = {job: [] for job in members}
-    events: list[tuple[float, int, str, object]] = []
-    sequence = 0
-
-    def start(where: object, now: float) -> None:
-        nonlocal sequence
-        if where in busy or not queues[where]:
-            return
-        job = queues[where].popleft()
+def line_of(group: Group) -> Line:
+    index: dict[int, int] = {}
+    line = []
+    for job, nodes in group.pins.items():
         own = group.phases[job]
-        busy.add(where)
-        sequence += 1
-        lasts = own.shared_train if where == "train" else own.shared_roll
-        heapq.heappush(events, (now + lasts, sequence, job, where))
+        line.append((own.roll + own.switch_roll, own.train + own.switch_train, index.setdefault(nodes[0], len(index))))
+    return tuple(line)
 
-    for job in members:
-        queues[node[job]].append(job)
-    for where in dict.fromkeys(node.values()):
-        start(where, 0.0)
-    while events and events[0][0] <= horizon:
-        now, _, job, where = heapq.heappop(events)
-        busy.discard(where)
-        if where == "train":
+
+@lru_cache(maxsize=1 << 16)
+def _means(line: Line) -> tuple[float, ...]:
+    """Remembered, because placement, the check of its plan and its execution ask about the same groups."""
+    worst = max(roll + train for roll, train, _ in line) + sum(train for _, train, _ in line)
+    horizon = ROUNDS * worst
+    return tuple(_settled(times, horizon / 3) for times in fifo_run(line, horizon))
+
+
+def _settled(times: list[float], after: float) -> float:
+    first = next(index for index, time in enumerate(times) if time >= after)
+    return (times[-1] - times[first]) / (len(times) - 1 - first)
+
+
+def fifo_run(line: Line, horizon: float) -> list[list[float]]:
+    """Times at which each member finishes its iterations: one queue per rollout node, one for all train nodes."""
+    nodes = 1 + max(node for _, _, node in line)
+    waiting: list[deque[int]] = [deque() for _ in range(nodes + 1)]
+    train = nodes  # the last queue
+    idle = [True] * (nodes + 1)
+    done: list[list[float]] = [[] for _ in line]
+    events: list[tuple[float, int, int, int]] = []
+    sequence = 0
+    for job, (_, _, node) in enumerate(line):
+        waiting[node].append(job)
+    now, changed = 0.0, [*range(nodes)]
+    while now <= horizon:
+        for where in changed:
+            if idle[where] and waiting[where]:
+                job = waiting[where].popleft()
+                idle[where] = False
+                sequence += 1
+                heappush(events, (now + line[job][where == train], sequence, job, where))
+        now, _, job, where = heappop(events)
+        idle[where] = True
+        if where == train:
             done[job].append(now)
-        following: object = node[job] if where == "train" else "train"
-        queues[following].append(job)
-        start(where, now)
-        start(following, now)
+        following = line[job][2] if where == train else train
+        waiting[following].append(job)
+        changed = [where, following]
     return done

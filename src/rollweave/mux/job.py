@@ -52,6 +52,10 @@ class Job:
     def remaining(self, now: float) -> float:
         return self.n_iters - self.done_at(now)
 
+    def ends_at(self, now: float, pace: float) -> float:
+        """When the last iteration ends at another pace from now on."""
+        return max(now, self.resumes_at) + self.remaining(now) * pace
+
     def finish_at(self) -> float:
         """When the last iteration ends at the present pace."""
         return max(self.as_of, self.resumes_at) + (self.n_iters - self.done) * self.pace

@@ -2,19 +2,26 @@
 
 Groups are looked at in creation order. Inside a group, direct packing on existing rollout nodes comes first, then
 scaling by just enough new rollout nodes; train nodes are never added. The cheapest place that keeps every promise
-wins, the first found on a tie; a new group of its own always works if the pools have room.
+wins, the first found on a tie; a group of its own always works if the pools have room.
+
+Two passes keep it fast. The first (outlook.py) throws out, by sums that are already there, what cannot work, and puts
+a floor under the price of the rest. The second judges candidates from the lowest floor up, until no floor is below
+the best price found. For Algorithm 1 floor and price are the same, so the first candidate that passes is the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
-from rollweave.mux.group import Group, Mode, Phases, phases_at
+from rollweave.mux.group import Group, Mode
+from rollweave.mux.horizon import HOUR, bill, finishes
 from rollweave.mux.job import Job
-from rollweave.mux.plan import Rejection
+from rollweave.mux.order import best_order
+from rollweave.mux.outlook import Candidate, Newcomer, survey
+from rollweave.mux.plan import Rejection, Step
 from rollweave.mux.policy import Policy
-from rollweave.mux.slo import best_mode, first_late
+from rollweave.mux.slo import Late, Verdict, judge
 from rollweave.mux.state import ClusterState
 
 
@@ -38,100 +45,109 @@ class Search:
     best: Place | None = None
     rejections: list[Rejection] = field(default_factory=list)
 
-    def offer(self, place: Place) -> None:
-        if self.best is None or place.score < self.best.score:
-            self.best = place
 
-
-def find_place(state: ClusterState, job: Job, now: float, policy: Policy, skip: int = 0) -> Search:
-    """The best place for `job` among all groups but `skip`, or a new group."""
+def find_place(state: ClusterState, job: Job, now: float, policy: Policy, skip: int = 0, alone: bool = True) -> Search:
+    """The best place for `job` among all groups but `skip`, and (if `alone`) a new group."""
+    newcomer = Newcomer(job, now, policy)
     search = Search()
+    candidates: list[Candidate] = []
     for group in state.groups.values():
         if group.id != skip:
-            _look_at(group, state, job, now, policy, search)
-    own_nodes, own_train = job.profile.n_roll, job.profile.n_train
-    if state.rollout.has(own_nodes) and state.train.has(own_train):
-        nodes = state.rollout.peek(own_nodes)
-        cost = state.rollout.price * own_nodes + state.train.price * own_train
-        search.offer(Place(0, nodes, nodes, cost, cost))
+            refused = survey(state, group, newcomer, candidates)
+            if refused is not None:
+                search.rejections.append(refused)
+    candidates.sort(key=attrgetter("floor"))  # stable: the first found wins a tie
+    best = _own_group(state, newcomer) if alone else None
+    for number, candidate in enumerate(candidates):
+        if number >= policy.max_judged or (best is not None and candidate.floor >= best.score):
+            break
+        answer = _judged(state, candidate, newcomer)
+        if isinstance(answer, Rejection):
+            search.rejections.append(answer)
+        elif best is None or answer.score < best.score:
+            best = answer
+    search.best = best
     return search
 
 
-def _look_at(group: Group, state: ClusterState, job: Job, now: float, policy: Policy, search: Search) -> None:
-    refused = _closed(group, policy)
-    if refused is None:
-        phases = phases_at(job.profile, group.width)
-        if phases.mem_train >= state.train.host_gb - group.train_mem:
-            free = state.train.host_gb - group.train_mem
-            refused = Rejection(group.id, "train memory: {left:.0f} GB >= {right:.0f} GB free", phases.mem_train, free)
-        else:
-            refused = _try_nodes(group, phases, state, job, now, policy, search)
-    if refused is not None:
-        search.rejections.append(refused)
+def _own_group(state: ClusterState, newcomer: Newcomer) -> Place | None:
+    profile = newcomer.job.profile
+    if not (state.rollout.has(profile.n_roll) and state.train.has(profile.n_train)):
+        return None
+    nodes = state.rollout.peek(profile.n_roll)
+    cost = state.rollout.price * profile.n_roll + state.train.price * profile.n_train
+    score = cost * newcomer.left * newcomer.job.profile.solo_s / HOUR if newcomer.integrated else cost
+    return Place(0, nodes, nodes, cost, score)
 
 
-def _closed(group: Group, policy: Policy) -> Rejection | None:
-    if policy.prune_saturated and group.saturated:
-        return Rejection(
-            group.id, "saturated: T_load {left:.0f} s >= T_cycle {right:.0f} s", group.t_load, group.t_cycle
-        )
-    if group.size >= policy.max_group:
-        return Rejection(group.id, "full: {left:.0f} jobs of at most {right:.0f}", group.size, policy.max_group)
-    return None
-
-
-def _try_nodes(
-    group: Group, phases: Phases, state: ClusterState, job: Job, now: float, policy: Policy, search: Search
-) -> Rejection | None:
-    """Offer every placement that fits; None if one did, else the reason of the last that did not."""
-    refused: Rejection | None = None
-    found = False
-    for nodes, new in placements(group, phases.n_roll, state):
-        if new and found and not nodes:
-            break
-        answer = _fits(group, phases, nodes, new, state, job, now, policy)
-        if isinstance(answer, Rejection):
-            refused = answer
-            continue
-        search.offer(answer)
-        found = True
-        if new:
-            break  # just enough new nodes
-    return None if found else refused
-
-
-def placements(group: Group, n_roll: int, state: ClusterState) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(all nodes, new ones among them): windows of the existing nodes by load, then 1, 2 ... new nodes."""
-    by_load = sorted(group.nodes, key=lambda node: (group.node_load[node], node)) if n_roll > 1 else list(group.nodes)
-    for first in range(len(by_load) - n_roll + 1):
-        yield tuple(by_load[first : first + n_roll]), ()
-    for count in range(1, n_roll + 1):
-        if n_roll - count <= len(by_load) and state.rollout.has(count):
-            new = state.rollout.peek(count)
-            yield (*by_load[: n_roll - count], *new), new
-
-
-def _fits(
-    group: Group,
-    phases: Phases,
-    nodes: tuple[int, ...],
-    new: tuple[int, ...],
-    state: ClusterState,
-    job: Job,
-    now: float,
-    policy: Policy,
-) -> Place | Rejection:
-    free = min(state.rollout.host_gb - group.node_mem.get(node, 0.0) for node in nodes)
-    if phases.mem_roll >= free:
-        return Rejection(group.id, "rollout memory: {left:.0f} GB >= {right:.0f} GB free", phases.mem_roll, free)
+def _judged(state: ClusterState, candidate: Candidate, newcomer: Newcomer) -> Place | Rejection:
+    """Look closely: can the group run with the newcomer there, in which mode, and at what price?"""
+    group, job, policy = candidate.group, newcomer.job, newcomer.policy
     trial = group.copy()
-    trial.add(job.id, phases, nodes)
-    if policy.forbid_oversaturated and trial.t_load > trial.t_cycle:
-        return Rejection(group.id, "over-saturated: {left:.0f} s > {right:.0f} s", trial.t_load, trial.t_cycle)
-    jobs = {**state.jobs, job.id: job}
-    mode, late = best_mode(trial, jobs, now, policy)
-    if late is not None:
-        text = f"SLO of job {{job}}: {{left:.0f}} s > {{right:.0f}} s ({late.slo:.2f} x {late.solo_s:.0f} s)"
-        return Rejection(group.id, text, late.seconds, late.limit, late.job)
-    cost = state.rollout.price * len(new)
-    return Place(group.id, nodes, new, cost, cost, mode or "rr")
+    trial.add(job.id, newcomer.phases(group.width), candidate.nodes)
+    trial.order = best_order(trial) if policy.order_search and trial.gang else trial.order
+    jobs = _Members(state.jobs, job)
+    verdicts = [judge(trial, jobs, newcomer.now, policy, mode) for mode in _modes(trial, candidate, policy)]
+    passed = [verdict for verdict in verdicts if verdict.late is None]
+    if not passed:
+        late = verdicts[-1].late
+        assert late is not None
+        return too_late(group.id, late, jobs[late.job])
+    cost = state.rollout.price * len(candidate.new)
+    scored = [(_score(state, group, trial, verdict, newcomer, cost), verdict.mode) for verdict in passed]
+    score, mode = min(scored, key=lambda pair: pair[0])
+    return Place(group.id, candidate.nodes, candidate.new, cost, score, mode, trial.order)
+
+
+def _modes(trial: Group, candidate: Candidate, policy: Policy) -> tuple[Mode, ...]:
+    if policy.fifo == "off" or trial.gang:
+        return ("rr",)
+    if not candidate.round_robin:
+        return ("fifo",)
+    return ("rr", "fifo")
+
+
+def _score(state: ClusterState, group: Group, trial: Group, verdict: Verdict, newcomer: Newcomer, cost: float) -> float:
+    if not newcomer.integrated:
+        return cost
+    now, jobs = newcomer.now, _Members(state.jobs, newcomer.job)
+    ends = {name: jobs[name].ends_at(now, verdict.paces[name]) for name in trial.jobs}
+    return bill(state, trial, ends, now) - bill(state, group, finishes(state, group), now)
+
+
+def too_late(group: int, late: Late, job: Job) -> Rejection:
+    text = f"SLO of job {{job}}: {{left:.0f}} s > {{right:.0f}} s ({job.slo:.2f} x {job.solo_s:.0f} s at submission)"
+    return Rejection(group, text, late.seconds, late.limit, late.job)
+
+
+def placed(state: ClusterState, job: Job, place: Place) -> tuple[Step, ...]:
+    """The steps that put an arriving job there."""
+    if place.group == 0:
+        train = state.train.peek(job.profile.n_train)
+        why = f"new group, +${place.cost:.2f}/h"
+        return (Step("open", job.id, state.next_group, why, place.nodes, place.new, train),)
+    how = f"rollout scaling by {len(place.new)}" if place.new else "direct packing"
+    why = f"{how} into group {place.group}, +${place.cost:.2f}/h"
+    return (Step("place", job.id, place.group, why, place.nodes, place.new), *arranged(state, place))
+
+
+def arranged(state: ClusterState, place: Place) -> tuple[Step, ...]:
+    """The host's new mode and order, if they change."""
+    host = state.groups[place.group]
+    if (place.mode, place.order) == (host.mode, host.order):
+        return ()
+    return (Step("arrange", "", place.group, f"run {place.mode}", mode=place.mode, order=place.order),)
+
+
+class _Members(dict[str, Job]):
+    """All jobs and the newcomer, without copying thousands of entries per candidate."""
+
+    def __init__(self, jobs: dict[str, Job], newcomer: Job) -> None:
+        super().__init__({newcomer.id: newcomer})
+        self.rest = jobs
+
+    def __missing__(self, name: str) -> Job:
+        return self.rest[name]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self.rest

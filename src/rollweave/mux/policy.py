@@ -23,7 +23,8 @@ class Policy:
     integrated_cost: bool = False
     """Score a placement by dollars until the last finish, not by dollars per hour."""
     fifo: Fifo = "off"
-    """Groups in which every job runs at its own rate; admitted by a proved bound or by simulation with safe departure."""
+    """Groups in which every job runs at its own rate; admitted by a proved bound, or by simulation with safe departure
+    and a way out (slo.py)."""
     order_search: bool = False
     """Look for the best cyclic order in groups with gangs."""
     adaptive: bool = False
@@ -34,8 +35,11 @@ class Policy:
     """With banking: iterations kept in reserve per job for the transient after every change of its group."""
     reserve: float = 0.0
     """With banking: share of the time left that is never planned away."""
+    max_judged: int = 1_000_000
+    """Candidates looked at closely per placement, cheapest first."""
+    max_visits: int = 3000
+    """Groups visited per departure by the consolidation."""
     move_cooldown_s: float = 3600.0
-    consolidate_every_s: float = 600.0
     drift_window: int = 5
     """Iterations averaged before a drifted profile is acted on."""
 
@@ -50,14 +54,14 @@ DEFAULT = Policy(
     prune_saturated=False,
     consolidation=True,
     integrated_cost=True,
-    fifo="bound",
+    fifo="simulated",
     order_search=True,
     adaptive=True,
     banking=True,
     guard_iters=1.0,
     reserve=0.01,
 )
-PER_ITERATION = replace(DEFAULT, banking=False)
+PER_ITERATION = replace(DEFAULT, banking=False, fifo="bound", guard_iters=0.0, reserve=0.0)
 """Everything that does not need the job-level reading of an SLO."""
 
 POLICIES = {"rollmux": ROLLMUX, "default": DEFAULT, "per-iteration": PER_ITERATION}

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rollweave.mux.apply import apply
+from rollweave.mux.apply import apply, tried
+from rollweave.mux.consolidate import consolidated
+from rollweave.mux.departure import left_safely
 from rollweave.mux.job import Job
-from rollweave.mux.placement import Place, find_place
+from rollweave.mux.placement import find_place, placed
 from rollweave.mux.plan import Plan, Step
 from rollweave.mux.policy import ROLLMUX, Policy
 from rollweave.mux.state import ClusterState
@@ -25,16 +27,17 @@ class Scheduler:
         candidate.promise(now)
         search = find_place(state, candidate, now, self.policy)
         if search.best is None:
-            return Plan((Step("wait", job.id, why="no group can take it and the pools have no free nodes"),))
-        return Plan(_placed(state, job.id, search.best, job.profile.n_train), tuple(search.rejections))
+            why = "no group can take it and the pools have no free nodes"
+            return Plan((Step("wait", job.id, why=why),), tuple(search.rejections))
+        return Plan(placed(state, job, search.best), tuple(search.rejections))
 
     def depart(self, state: ClusterState, job: str, now: float) -> Plan:
         """A job has finished (or was cancelled): it leaves, and the rest may be tidied up."""
-        return Plan((Step("leave", job, state.home[job], "finished"),))
+        return self._gone(state, job, now, "finished")
 
     def fail(self, state: ClusterState, job: str, now: float) -> Plan:
         """A job crashed: it is removed at once, the others go on. Resubmission is a new arrival."""
-        return Plan((Step("leave", job, state.home[job], "failed"),))
+        return self._gone(state, job, now, "failed")
 
     def observe(self, state: ClusterState, job: str, t_roll: float, t_train: float, now: float) -> Plan:
         """One finished iteration's real phase times; mostly an empty plan."""
@@ -44,16 +47,9 @@ class Scheduler:
         """Check the plan on a copy of what it touches, then carry it out. `arriving`: the job of an `arrive` plan."""
         apply(state, plan, now, arriving)
 
-
-def _placed(state: ClusterState, job: str, place: Place, width: int) -> tuple[Step, ...]:
-    if place.group == 0:
-        group = state.next_group
-        train = state.train.peek(width)
-        return (Step("open", job, group, f"new group, +${place.cost:.2f}/h", place.nodes, place.new, train),)
-    how = f"rollout scaling by {len(place.new)}" if place.new else "direct packing"
-    why = f"{how} into group {place.group}, +${place.cost:.2f}/h"
-    steps = [Step("place", job, place.group, why, place.nodes, place.new)]
-    group_now = state.groups[place.group]
-    if place.mode != group_now.mode or place.order:
-        steps.append(Step("arrange", "", place.group, f"run {place.mode}", mode=place.mode, order=place.order))
-    return tuple(steps)
+    def _gone(self, state: ClusterState, job: str, now: float, why: str) -> Plan:
+        group = state.home[job]
+        plan = left_safely(state, job, now, self.policy, why)
+        if not self.policy.consolidation:
+            return plan
+        return plan + consolidated(tried(state, plan, now), group, now, self.policy)

@@ -1,7 +1,11 @@
 """Is everybody's promise kept? One question, asked of a group as it would be after a step.
 
 Per iteration (the paper): no iteration longer than slo x T_solo. Per job (`banking`): the rest of the work, at the
-guaranteed speed, ends before the deadline; time saved so far may be spent.
+planned pace, ends before the deadline; time saved so far may be spent.
+
+Where the pace is proved (round robin, the FIFO bound) that is all. Where it is simulated, every member must also
+keep a way out: enough time to be moved to nodes of its own after one more worst-case iteration. `lookout` takes that
+way before it closes, so the promise never rests on the simulation.
 """
 
 from __future__ import annotations
@@ -16,8 +20,8 @@ from rollweave.mux.group import Group, Mode
 from rollweave.mux.job import Job
 from rollweave.mux.policy import Policy
 
-SLACK = 1e-9
-"""Relative: sums of the same numbers in another order may differ in the last digits."""
+SLACK = 1 + 1e-9
+"""Sums of the same numbers in another order may differ in the last digits."""
 
 
 class Late(NamedTuple):
@@ -26,8 +30,18 @@ class Late(NamedTuple):
     job: str
     seconds: float
     limit: float
-    slo: float
-    solo_s: float
+
+
+class Verdict(NamedTuple):
+    """What running the group in `mode` means for its members: their paces, or the first broken promise."""
+
+    mode: Mode
+    paces: Mapping[str, float]
+    late: Late | None = None
+
+
+def by_deadline(job: Job, policy: Policy) -> bool:
+    return policy.banking and not math.isinf(job.n_iters)
 
 
 def time_left(job: Job, now: float, policy: Policy) -> float:
@@ -37,31 +51,63 @@ def time_left(job: Job, now: float, policy: Policy) -> float:
 
 
 def limit(job: Job, now: float, policy: Policy) -> float:
-    """The longest mean iteration the job tolerates from now on under round robin."""
-    if not policy.banking or math.isinf(job.n_iters):
-        return job.slo * job.solo_s
-    return time_left(job, now, policy) / (job.remaining(now) + policy.guard_iters)
+    """The longest mean iteration the job tolerates from now on."""
+    promised = job.slo * job.solo_s
+    if by_deadline(job, policy):
+        return time_left(job, now, policy) / (job.remaining(now) + policy.guard_iters)
+    if math.isinf(job.moved_at) or math.isinf(job.n_iters):
+        return promised
+    # A move stops it while its clock goes on: what is left of the promise may be less.
+    return min(promised, (job.deadline - max(now, job.resumes_at)) / job.remaining(now))
 
 
-def first_late(group: Group, jobs: Mapping[str, Job], now: float, policy: Policy, mode: Mode) -> Late | None:
-    """The first member whose promise the group, run in this mode, would not keep."""
+def has_way_out(job: Job, worst: float, now: float) -> bool:
+    """Could it, after one more iteration of `worst` seconds, still move to nodes of its own and be in time?"""
+    return max(now, job.resumes_at) + worst + job.profile.move_s + job.remaining(now) * job.solo_s <= job.deadline
+
+
+def judge(group: Group, jobs: Mapping[str, Job], now: float, policy: Policy, mode: Mode) -> Verdict:
+    """Run the group in this mode: paces of the members, and the first promise that breaks."""
+    members = group.jobs
     if len(group.pins) == 1:
-        return None  # alone is what its SLO is measured against
-    period = meta_period(group) if mode == "rr" else 0.0
-    means = fifo_means(group) if mode == "fifo" and policy.fifo == "simulated" else {}
-    for name in group.jobs:
-        job = jobs[name]
-        tolerated = limit(job, now, policy)
-        needed = period or means.get(name) or _fifo_needed(group, job, now, policy)
-        if needed > tolerated * (1 + SLACK):
-            return Late(name, needed, tolerated, job.slo, job.solo_s)
+        return Verdict(mode, dict.fromkeys(members, meta_period(group)))  # alone is what its SLO is measured against
+    if mode == "rr":
+        period = meta_period(group)
+        return Verdict(
+            mode, dict.fromkeys(members, period), _first_late(jobs, dict.fromkeys(members, period), now, policy)
+        )
+    means = fifo_means(group)
+    if policy.fifo == "bound":
+        proved = {name: _proved(group, jobs[name], now, policy) for name in members}
+        return Verdict(mode, means, _first_late(jobs, proved, now, policy))
+    late = _first_late(jobs, means, now, policy) or _trapped(group, jobs, now, policy)
+    return Verdict(mode, means, late)
+
+
+def _first_late(jobs: Mapping[str, Job], paces: Mapping[str, float], now: float, policy: Policy) -> Late | None:
+    for name, pace in paces.items():
+        if name in jobs:
+            tolerated = limit(jobs[name], now, policy)
+            if pace > tolerated * SLACK:
+                return Late(name, pace, tolerated)
     return None
 
 
-def _fifo_needed(group: Group, job: Job, now: float, policy: Policy) -> float:
+def _trapped(group: Group, jobs: Mapping[str, Job], now: float, policy: Policy) -> Late | None:
+    for name in group.jobs:
+        worst = fifo_worst(group, name)
+        if by_deadline(jobs[name], policy):
+            if not has_way_out(jobs[name], worst, now):
+                return Late(name, worst, limit(jobs[name], now, policy))
+        elif worst > limit(jobs[name], now, policy) * SLACK:
+            return Late(name, worst, limit(jobs[name], now, policy))
+    return None
+
+
+def _proved(group: Group, job: Job, now: float, policy: Policy) -> float:
     """The guaranteed mean iteration, made comparable with `limit`."""
     worst = fifo_worst(group, job.id)
-    if not policy.banking or math.isinf(job.n_iters):
+    if not by_deadline(job, policy):
         return worst
     left = job.remaining(now)
     # The bound holds from any moment on and needs no guard iterations: undo those in `limit`.
@@ -69,20 +115,8 @@ def _fifo_needed(group: Group, job: Job, now: float, policy: Policy) -> float:
     return seconds / (left + policy.guard_iters)
 
 
-def best_mode(group: Group, jobs: Mapping[str, Job], now: float, policy: Policy) -> tuple[Mode | None, Late | None]:
-    """A mode that keeps every promise, or the first broken one."""
-    if policy.fifo != "off" and not group.gang and len(group.pins) > 1:
-        late = first_late(group, jobs, now, policy, "fifo")
-        if late is None:
-            return "fifo", None
-    late = first_late(group, jobs, now, policy, "rr")
-    return ("rr", None) if late is None else (None, late)
-
-
 def paces(group: Group) -> dict[str, float]:
     """Expected mean iteration of every member, in the group's mode."""
     if group.mode == "rr" or len(group.pins) == 1:
         return dict.fromkeys(group.pins, meta_period(group))
-    means = fifo_means(group)
-    # Long-run means never exceed the proved bound; a finite run may, by its transient.
-    return {job: min(mean, fifo_bound(group, job).per_iter) for job, mean in means.items()}
+    return fifo_means(group)

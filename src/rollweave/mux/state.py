@@ -6,7 +6,7 @@ A plan is checked on a `sketch` of the state (only the groups it touches are cop
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rollweave.mux.group import Group, Phases
@@ -26,8 +26,6 @@ class ClusterState:
     home: dict[str, int] = field(default_factory=dict)
     """Job -> its group."""
     next_group: int = 1
-    checked_at: float = 0.0
-    """When consolidation last looked around."""
 
     def cost(self) -> float:
         """Dollars per hour of all provisioned nodes."""
@@ -52,14 +50,13 @@ class ClusterState:
             dict(self.jobs),
             dict(self.home),
             self.next_group,
-            self.checked_at,
         )
         for number in groups:
             if number in self.groups:
                 state.groups[number] = self.groups[number].copy()
         for name in jobs:
             if name in self.jobs:
-                state.jobs[name] = _copied(self.jobs[name])
+                state.jobs[name] = replace(self.jobs[name])
         return state
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,12 +73,7 @@ class ClusterState:
             {job.id: job for job in jobs},
             dict(data["home"]),
             data["next_group"],
-            data["checked_at"],
         )
-
-
-def _copied(job: Job) -> Job:
-    return Job(**{name: getattr(job, name) for name in Job.__slots__})
 
 
 def _job(item: dict[str, Any]) -> Job:

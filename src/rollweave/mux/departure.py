@@ -1,0 +1,42 @@
+"""A job leaves; do the others still keep their promise?
+
+Under round robin, and for the FIFO bound, always: without a member every wait is shorter. A *simulated* FIFO pattern
+has no such monotony: with one phase less the others may meet in a worse rhythm. Then the leaver's turn stays reserved
+(a phantom: its timing, no node, no memory), so that the rhythm the promise was computed with goes on.
+"""
+
+from __future__ import annotations
+
+from rollweave.mux.apply import tried
+from rollweave.mux.group import Group
+from rollweave.mux.horizon import bill
+from rollweave.mux.plan import Plan, Step
+from rollweave.mux.policy import Policy
+from rollweave.mux.slo import Verdict, judge
+from rollweave.mux.state import ClusterState
+
+
+def left_safely(state: ClusterState, job: str, now: float, policy: Policy, why: str) -> Plan:
+    """`leave`, and whatever the rest of its group needs for that."""
+    group = state.group_of(job)
+    leave = Plan((Step("leave", job, group.id, why),))
+    if group.mode == "rr" or group.size == 1:
+        return leave
+    drop = Plan(tuple(Step("unreserve", phantom, group.id, "no longer needed") for phantom in group.phantoms))
+    rest = tried(state, leave + drop, now)
+    verdict = rearranged(rest, rest.groups[group.id], now, policy)
+    if verdict is not None:
+        arranged = Plan((Step("arrange", "", group.id, f"run {verdict.mode}", mode=verdict.mode),))
+        return leave + drop + arranged if verdict.mode != group.mode else leave + drop
+    return Plan((Step("reserve", job, group.id, f"{why}; its turn is kept, the others' rhythm depends on it"),))
+
+
+def rearranged(state: ClusterState, group: Group, now: float, policy: Policy) -> Verdict | None:
+    """The cheapest mode in which everybody keeps the promise."""
+    passed = []
+    for mode in ("fifo", "rr"):
+        verdict = judge(group, state.jobs, now, policy, mode)
+        if verdict.late is None:
+            ends = {name: state.jobs[name].ends_at(now, verdict.paces[name]) for name in group.jobs}
+            passed.append((bill(state, group, ends, now), len(passed), verdict))
+    return min(passed)[2] if passed else None
