@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import rollweave
+from rollweave.api import DEFAULTS, _merged
 
 
 class Echo:
@@ -61,6 +62,12 @@ def test_it_runs_where_a_loop_is_already_running(tmp_path: Path) -> None:
 def test_sections_that_have_an_argument_of_their_own_are_refused(tmp_path: Path) -> None:
     with pytest.raises(rollweave.RollweaveError, match="arguments env, model and reward"):
         rollweave.train(env="frozen_lake", rewards=[], out=tmp_path / "run")
+
+
+def test_naming_the_default_loss_keeps_its_denominator() -> None:
+    assert _merged(DEFAULTS, {"training": {"loss": {"type": "ppo"}}})["training"]["loss"]["denominator"] == "behaviour"
+    # Another loss has other keys: what it divides by is for its user to say.
+    assert _merged(DEFAULTS, {"training": {"loss": {"type": "gspo"}}})["training"]["loss"] == {"type": "gspo"}
 
 
 def test_mistakes_are_named_as_in_a_file(tmp_path: Path) -> None:

@@ -114,3 +114,16 @@ def test_groups_of_one_fit_advantages_that_compare_nobody(advantage: str, fits: 
         assert f"{advantage} advantages compare the members of a group" in refused(
             f"{{advantage: {{type: {advantage}}}}}", text=text
         )
+
+
+@pytest.mark.parametrize(
+    ("advantage", "fits"), [("gae", False), ("reinforce++", False), ("grpo", True), ("gigpo", True)]
+)
+def test_only_advantages_that_compare_members_may_filter_equal_rewards(advantage: str, fits: bool) -> None:
+    text = FRESH + "rollout: {filter: zero_variance}\n"
+    if fits:
+        job(f"{{advantage: {{type: {advantage}}}}}", text=text)
+    else:
+        assert f"but {advantage} advantages do not compare" in refused(
+            f"{{advantage: {{type: {advantage}}}}}", text=text
+        )

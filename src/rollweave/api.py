@@ -22,7 +22,7 @@ Reward = str | Callable[..., Any]
 
 DEFAULTS: dict[str, Any] = {
     "pipeline": {"type": "rollart", "alpha": 1},
-    "training": {"loss": {"denominator": "behaviour"}},
+    "training": {"loss": {"type": "ppo", "denominator": "behaviour"}},
 }
 """What `train` chooses where its caller does not; everything else has the job file's defaults."""
 

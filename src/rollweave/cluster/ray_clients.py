@@ -188,7 +188,8 @@ class RayTrainer:
             await self._call("save", folder, driver)
 
     async def load(self, folder: Path) -> None:
-        await self._call("load", folder)
+        with self._clock.wait("driver", f"the trainer to load {folder.name}", self._deadlines.train_step):
+            await self._call("load", folder)
 
     async def close(self) -> None:
         pass

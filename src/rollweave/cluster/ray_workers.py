@@ -23,6 +23,7 @@ from rollweave.cluster.ray_handle import Mishaps, WorkerHandle
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Completion, EngineStats
 from rollweave.environments.isolation import EnvironmentPool
+from rollweave.environments.latency import LateEnvironments
 from rollweave.observability.memory import resident_mb
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Packet
@@ -174,7 +175,7 @@ class HostWorker:
                     tasks.create_task(engine.run())
                 await self._host.run()
         finally:
-            if isinstance(self._stage.environment, EnvironmentPool):
+            if isinstance(self._stage.environment, EnvironmentPool | LateEnvironments):
                 await self._stage.environment.close()
 
     async def receive(self, packet: Packet[Any]) -> None:

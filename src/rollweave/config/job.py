@@ -327,4 +327,10 @@ class Job(Section):
                 f"rollout.group_size is {self.rollout.group_size}, but {self.training.advantage.type} advantages "
                 "compare the members of a group: set it to 2 or more"
             )
+        if self.rollout.filter == "zero_variance" and not self.training.advantage.needs_group:
+            raise ValueError(
+                f"rollout.filter=zero_variance drops groups whose members got equal rewards, but "
+                f"{self.training.advantage.type} advantages do not compare the members of a group and learn from those "
+                "too: set rollout.filter=none, or training.advantage.type=grpo"
+            )
         return self

@@ -165,7 +165,16 @@ def _evaluator(
     tasks = source.held_out(job.evaluation.tasks) if job.evaluation.every else []
     if not tasks:
         return None
-    return Evaluator(tasks, greedy(job, stop_tokens), dispatcher, clock, recorder, job.rollout.max_retries)
+    rollout = job.rollout
+    return Evaluator(
+        tasks,
+        greedy(job, stop_tokens),
+        dispatcher,
+        clock,
+        recorder,
+        rollout.max_retries,
+        rollout.deadlines.get_batch,
+    )
 
 
 def _check_command(job: Job) -> str:

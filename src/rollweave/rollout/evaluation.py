@@ -48,6 +48,7 @@ class Evaluator:
         clock: Clock,
         recorder: Emitter,
         max_retries: int,
+        timeout: float,
     ) -> None:
         self.tasks = list(tasks)
         self._sampling = sampling
@@ -55,6 +56,7 @@ class Evaluator:
         self._clock = clock
         self._recorder = recorder
         self._max_retries = max_retries
+        self._timeout = timeout
         self._done = asyncio.Event()
         self._under_way = False
         self._finished: list[Trajectory] = []
@@ -76,7 +78,7 @@ class Evaluator:
         """Wait for the evaluation under way; None if there is none."""
         if not self._under_way:
             return None
-        with self._clock.wait("weight update", f"evaluation of version {self._version}"):
+        with self._clock.wait("weight update", f"evaluation of version {self._version}", self._timeout):
             await self._done.wait()
         self._under_way = False
         if not self._finished:
@@ -91,7 +93,7 @@ class Evaluator:
     async def settle(self) -> None:
         """Wait until the engines have done with it; `result` tells later what came out."""
         if self._under_way:
-            with self._clock.wait("the next turn", f"evaluation of version {self._version}"):
+            with self._clock.wait("the next turn", f"evaluation of version {self._version}", self._timeout):
                 await self._done.wait()
 
     def _submit(self, index: int, attempt: int) -> None:

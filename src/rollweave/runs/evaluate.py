@@ -70,7 +70,10 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
         raise ConfigError("environment: no tasks are held out; set environment.held_out above 0")
     sampling = greedy(job, ChatFormat.of(policy).stop_tokens)
     async with start_players(blueprint, clock, MemoryStore()) as (_, dispatcher):
-        evaluator = Evaluator(held_out, sampling, dispatcher, clock, Recorder(clock.now), job.rollout.max_retries)
+        recorder, rollout = Recorder(clock.now), job.rollout
+        evaluator = Evaluator(
+            held_out, sampling, dispatcher, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
+        )
         evaluator.start(0)
         evaluation = await evaluator.result()
     assert evaluation is not None

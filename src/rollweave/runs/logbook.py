@@ -14,8 +14,8 @@ from rollweave.observability.events import Event, EventFile, Recorder, read_even
 from rollweave.observability.metrics import MetricsWriter, read_metrics
 from rollweave.observability.transcripts import Decode, TranscriptWriter, spread
 from rollweave.pipelines.journal import Row
-from rollweave.runs.resume import LOGS, LogMark, Start, mark
 from rollweave.runs.folder import RunFolder
+from rollweave.runs.resume import LOGS, LogMark, Start, mark
 from rollweave.trajectory import Trajectory
 
 

@@ -18,9 +18,6 @@ from rollweave.config.job import InlineRuntime, Job
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import EnvironmentFactory
 from rollweave.errors import WorkerDied, first_cause
-from rollweave.runs.heartbeat import heartbeat
-from rollweave.runs.interrupts import interrupts
-from rollweave.runs.logbook import Logbook
 from rollweave.mux.daemon.join import join_cluster
 from rollweave.observability.events import Emitter, Event, Recorder
 from rollweave.observability.metrics import read_metrics
@@ -32,9 +29,12 @@ from rollweave.observability.terminal import View
 from rollweave.pipelines.assemble import Listeners, Machinery, assemble
 from rollweave.pipelines.drive import Drive
 from rollweave.pipelines.parts import Parts
-from rollweave.runs.resume import DriverState, Start, rewind
 from rollweave.rewards.function import NamedReward
 from rollweave.runs.folder import RunFolder
+from rollweave.runs.heartbeat import heartbeat
+from rollweave.runs.interrupts import interrupts
+from rollweave.runs.logbook import Logbook
+from rollweave.runs.resume import DriverState, Start, rewind
 from rollweave.tasks import TaskSource
 from rollweave.training.checkpoint import newest
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from rollweave.config.job import Job
 from rollweave.environments.registry import source
 from rollweave.errors import ConfigError, RunFolderError
+from rollweave.runs.folder import RunFolder
 from rollweave.runs.preflight import check_before_start
 from rollweave.runs.resume import Start, check_job, find, rewind
-from rollweave.runs.folder import RunFolder
 from rollweave.runs.session import Given, Session
 
 __all__ = ["Given", "train_job"]
