@@ -26,6 +26,7 @@ import heapq
 import itertools
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context
@@ -33,6 +34,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeVar, TypeVarTuple
 
 from rollweave.errors import RollweaveError
+
+SAME_TIME = 1e-9
+"""Timers that are no further apart than this are due together."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -247,20 +251,15 @@ def run_virtual(main: Callable[[Clock], Coroutine[Any, Any, T]], clock: Clock | 
         return runner.run(main(clock))
 
 
-class _OrderedTimer(asyncio.TimerHandle):
-    """Timers of equal time run in the order they were set; asyncio's own heap leaves that open."""
-
-    __slots__ = ("sequence",)
-    sequence: int
-
-    def __lt__(self, other: object) -> bool:
-        if not isinstance(other, _OrderedTimer):
-            return NotImplemented
-        return (self.when(), self.sequence) < (other.when(), other.sequence)
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop whose time jumps to the next timer."""
+    """An event loop whose time jumps to the next timer.
+
+    Timers of equal time run in the order they were set; asyncio's own heap leaves that open. Its entries are tuples,
+    which compare without running any Python: a simulation sets millions of timers.
+    """
+
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -268,9 +267,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._clock = clock
         self._sequence = itertools.count()
         self._thread = threading.get_ident()
-        # BaseEventLoop runs timers due before time() + resolution, so it must exceed 0 for them to be due at time().
-        self._clock_resolution = 1e-9
-        self._selector = self  # asked to `select` when nothing is ready
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._given_up = 0
+        """Timers in the heap that were cancelled, about."""
 
     def time(self) -> float:
         return self._now
@@ -278,22 +277,34 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = _OrderedTimer(when, callback, args, self, context)
-        timer.sequence = next(self._sequence)
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._sequence), timer))
         return timer
 
-    def select(self, timeout: float | None) -> list[Any]:
-        """Where a real loop would wait for I/O, this one moves time."""
-        if timeout is None:
-            raise Deadlock(self._describe_waiters())
-        if timeout > 0:
-            self._now = max(self._now, self._scheduled[0].when())  # type: ignore[attr-defined]
-        return []
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._given_up += 1
+        if self._given_up > 1000 and self._given_up > len(self._timers) // 2:
+            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._given_up = 0
 
-    def _process_events(self, events: list[Any]) -> None:
-        pass
+    def _run_once(self) -> None:
+        """What is ready runs, in order, after the timers whose time has come; with nothing ready, time jumps."""
+        timers, ready = self._timers, self._ready
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+            self._given_up -= 1
+        if not ready and not self._stopping:
+            if not timers:
+                raise Deadlock(self._describe_waiters())
+            self._now = max(self._now, timers[0][0])
+        end = self._now + SAME_TIME
+        while timers and timers[0][0] < end:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
 
     def _describe_waiters(self) -> str:
         named = [
