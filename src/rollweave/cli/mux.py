@@ -22,7 +22,9 @@ def simulate(
     seed: Seed = 0,
     seeds: Annotated[int, typer.Option(min=1, help="Replay with this many seeds, from --seed on, and average.")] = 1,
     sizes: Annotated[str, typer.Option(help="Nodes per pool and job: one, testbed or mixed.")] = "one",
-    memory: Annotated[bool, typer.Option("--memory", help="Host memory limits who may share a node.")] = False,
+    host_gb: Annotated[
+        float, typer.Option(min=0, help="Host memory of a node that jobs have to share; 0: enough.")
+    ] = 0,
     failures: Annotated[float, typer.Option(min=0, max=1, help="Share of jobs killed and submitted again.")] = 0.0,
     phases: Annotated[bool, typer.Option("--phases", help="Simulate phase by phase instead of by mean rates.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write cost over time as SVG.")] = None,
@@ -39,7 +41,9 @@ def simulate(
     from rollweave.mux.simulate import simulate as replay
     from rollweave.mux.trace import read_trace
 
-    scenario = Scenario(read_trace(trace), Workload(jobs.lower(), sizes, memory=memory), failures, phases=phases)
+    scenario = Scenario(
+        read_trace(trace), Workload(jobs.lower(), sizes, memory=host_gb > 0), failures, host_gb=host_gb, phases=phases
+    )
     runs = [
         {"policy": policy, "class": jobs, "seed": number, **summary_of(replay(scenario, policy, number, perf_counter))}
         for number in range(seed, seed + seeds)

@@ -88,4 +88,4 @@ class Ledger:
 
 def _gpus(pool: Pool) -> int:
     """A pool that costs nothing stands for nodes that are not there (jobs co-located on train nodes)."""
-    return pool.used * GPUS_PER_NODE if pool.price else 0
+    return round(pool.used * GPUS_PER_NODE) if pool.price else 0

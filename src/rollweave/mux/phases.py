@@ -57,6 +57,8 @@ class PhaseWorld:
     modes: dict[int, str] = field(default_factory=dict)
     events: list[tuple[float, int, str, int]] = field(default_factory=list)
     number: int = 0
+    ends: dict[str, list[float]] = field(default_factory=dict)
+    """When each job's iterations ended."""
 
     def follow(self, now: float) -> None:
         """The scheduler has decided: who is new, who moved, who is gone."""
@@ -118,6 +120,7 @@ class PhaseWorld:
             runner.lap += 1
             runner.iterations_in_slo += now - runner.last_end <= runner.job.slo * runner.job.solo_s * (1 + 1e-9)
             runner.last_end = now
+            self.ends.setdefault(runner.job.id, []).append(now)
             if runner.done >= runner.job.n_iters:
                 return True
             self._queue(runner, "roll queue")

@@ -13,12 +13,14 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from rollweave.errors import ConfigError
 from rollweave.mux.job import Job
 from rollweave.mux.ledger import SLACK, Ledger
 from rollweave.mux.plan import Plan
+from rollweave.mux.reality import Reality
 from rollweave.mux.state import ClusterState
 
 
@@ -39,18 +41,6 @@ class Periodic(Protocol):
     @property
     def every_s(self) -> float: ...
     def tick(self, state: ClusterState, now: float) -> Plan: ...
-
-
-class Reality(Protocol):
-    """What phases really last, where that is not what the profile says (`drift.py`)."""
-
-    @property
-    def every_s(self) -> float: ...
-    def settle(self, state: ClusterState, now: float) -> None:
-        """Give every job the pace it really has from now on."""
-
-    def measured(self, job: Job, now: float) -> tuple[float, float]:
-        """Rollout and train seconds of the iteration that ends now."""
 
 
 class Failure(NamedTuple):
@@ -123,9 +113,9 @@ class Replay:
 
     def run(self, arrivals: Iterable[tuple[float, Job]], failures: Sequence[Failure] = ()) -> Outcome:
         for at, job in arrivals:
-            self._at(at, lambda now, job=job: self._arrive(job, now))
+            self._at(at, partial(self._arrive, job))
         for failure in failures:
-            self._at(failure.at_s, lambda now, failure=failure: self._fail(failure, now))
+            self._at(failure.at_s, partial(self._fail, failure))
         self._start_ticks()
         while self._step():
             pass
@@ -179,7 +169,7 @@ class Replay:
             return  # not here yet, or done already: nothing to kill
         kept = replace(job, done=math.floor(job.done_at(now)), pace=0.0)
         self._decide("fail", job.id, now, lambda: self.decider.fail(self.state, job.id, now))
-        self._at(failure.resubmitted_s, lambda then: self._arrive(kept, then))
+        self._at(failure.resubmitted_s, partial(self._arrive, kept))
         self._retry(now)
 
     def _retry(self, now: float) -> None:
@@ -233,4 +223,4 @@ class Replay:
         if any(step.kind == "resubmit" for step in plan.steps):
             self.outcome.moves += 1
             self.outcome.paused_s += job.profile.move_s
-            self._at(now + job.profile.move_s, lambda then: self._arrive(kept, then))
+            self._at(now + job.profile.move_s, partial(self._arrive, kept))

@@ -24,6 +24,8 @@ class Scenario:
     """Share of jobs that are killed once, somewhere in their life, and submitted again an hour later."""
     limit: float = math.inf
     """Nodes per pool."""
+    host_gb: float = 2048.0
+    """Host memory of a node; it only limits jobs whose workload says `memory`."""
     phases: bool = False
     """Every phase by itself instead of mean rates: slower, and the truth about what a change of a group does."""
 
@@ -34,7 +36,8 @@ def no_time() -> float:
 
 def simulate(scenario: Scenario, policy: str, seed: int, stopwatch: Callable[[], float] = no_time) -> Outcome:
     chosen = setup(policy, seed)
-    chosen.state.rollout.limit = chosen.state.train.limit = scenario.limit
+    for pool in (chosen.state.rollout, chosen.state.train):
+        pool.limit, pool.host_gb = scenario.limit, scenario.host_gb
     jobs = [chosen.prepare(job) for job in draw_jobs(scenario.trace, scenario.workload, seed)]
     arrivals = [(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)]
     replay = (PhaseReplay if scenario.phases else Replay)(chosen.decider, chosen.state, stopwatch)

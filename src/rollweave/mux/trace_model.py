@@ -104,7 +104,7 @@ def _hours(profile: TraceProfile, share: float, bend: float) -> float:
     for (low, short), (high, long) in itertools.pairwise(points):
         if share <= high:
             way = (share - low) / (high - low)
-            return short * (long / short) ** (way**bend if low >= 0.5 else way)
+            return float(short * (long / short) ** (way**bend if low >= 0.5 else way))
     return profile.max_h
 
 

@@ -18,7 +18,7 @@ ITERATION = 1.0
 NO_ROLLOUT_S = 1e-6
 
 
-def colocated_job(job: Job, iteration: float = ITERATION, switch_s: float = 0.0) -> Job:
+def colocated_job(job: Job, iteration: float = ITERATION) -> Job:
     """The same work and the same SLO, measured against the same disaggregated iteration."""
     whole = job.profile.solo_s * iteration
     profile = replace(
@@ -29,7 +29,7 @@ def colocated_job(job: Job, iteration: float = ITERATION, switch_s: float = 0.0)
         n_roll=1,
         mem_roll=0.0,
         switch_roll=0.0,
-        switch_train=switch_s,
+        switch_train=0.0,
     )
     return replace(job, profile=profile)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rollweave.errors import ConfigError
 from rollweave.mux.baselines.colocated import colocated_job, colocated_state
-from rollweave.mux.baselines.gavel import gavel_job
+from rollweave.mux.baselines.gavel import Gavel
 from rollweave.mux.baselines.most_idle import MostIdle
 from rollweave.mux.baselines.opt import Opt
 from rollweave.mux.baselines.random_fit import RandomFit
@@ -35,7 +35,7 @@ class Setup:
 BASELINES: dict[str, Callable[[int], Setup]] = {
     "solo-d": lambda seed: Setup(Solo()),
     "colocated": lambda seed: Setup(Solo(), colocated_state(), colocated_job),
-    "gavel+": lambda seed: Setup(Scheduler(), colocated_state(), gavel_job),
+    "gavel+": lambda seed: Setup(Gavel()),
     "random": lambda seed: Setup(RandomFit(seed)),
     "most-idle": lambda seed: Setup(MostIdle()),
     "opt": lambda seed: Setup(Opt()),

@@ -13,9 +13,9 @@ MICRO = Study(
     where="figure 10 and table 4",
     title="Three small groups at equal hourly cost: RollMux against Solo-D, co-located and Gavel+",
     known=f"{PRICES}; the groups A x 2, D x 2 + E, C + D x 2; rollout 2.5 and 6 times training for D and E",
-    chosen="seconds of the phases: A 156 + 102, D 375 + 150, E 450 + 75 from the iteration times of table 4; C 255 + 369 "
-    "is a guess, so its rows are shapes. A co-located iteration is as long as a disaggregated one; Gavel+ gives every job "
-    "the fraction of train GPUs with the most work per dollar. Migration is on",
+    chosen="seconds of the phases: A 156 + 102, D 375 + 150, E 450 + 75 from the iteration times of table 4; "
+    "C 255 + 369 is a guess, so its rows are shapes. A co-located iteration is as long as a disaggregated one; Gavel+ "
+    "gives every job the fraction of train GPUs with the most work per dollar. Migration is on",
     claims=(
         Claim("A x 2: RollMux / Solo-D", "number", 1.82, "P"),
         Claim("A x 2: RollMux / co-located", "number", 1.47, "P"),
@@ -71,9 +71,9 @@ TESTBED = Study(
     where="trace replay on 328 + 328 GPUs",
     title="Two weeks of 200 jobs: RollMux against Solo-D and co-located",
     known=f"200 jobs, 370.2 h, 27.9 h on average, SLO U(1, 2); {PRICES}",
-    chosen="the trace itself (Poisson arrivals, lognormal durations), 9 % of jobs on two nodes a pool, the mix of jobs: "
-    "types A to E alike, migration on. The ratio depends on the mix, which the paper keeps to itself; the plot shows it "
-    "for five of them",
+    chosen="the trace itself (Poisson arrivals, lognormal durations), 9 % of jobs on two nodes a pool, the mix of "
+    "jobs: types A to E alike, migration on. The ratio depends on the mix, which the paper keeps to itself; the plot "
+    "shows it for five of them",
     claims=(
         Claim("Solo-D / RollMux", "shape", 1.84, "P", holds="above 1.3"),
         Claim("co-located / RollMux", "shape", 1.38, "P", holds="above 1"),
@@ -93,8 +93,8 @@ SIMULATION = Study(
     where="simulation, 300 jobs of a Philly trace",
     title="Cost over Opt by class of jobs",
     known="table 6 (phases by class), SLO U(1, 2), groups of at most 5, statistics of the trace",
-    chosen="the trace is generated with those statistics (150 of 300 jobs); jobs of one node a pool; Opt is exact at every "
-    "event with free regrouping, stronger than a search that has to end",
+    chosen="the trace is generated with those statistics (150 of 300 jobs); jobs of one node a pool; Opt is exact at "
+    "every event with free regrouping, stronger than a search that has to end",
     claims=(
         Claim("RollMux / Opt, BL", "number", 1.12, "P"),
         Claim("RollMux / Opt, RH", "number", 1.10, "P"),
@@ -114,8 +114,8 @@ DRIFT = Study(
     where="drift of response lengths",
     title="Jobs whose rollouts grow or shrink: RollMux against hourly exact regrouping",
     known="seven templates: none, +-0.5, 1 and 1.5 times a curve per model size; moves of 197 to 419 s",
-    chosen="the curve: linear over 90 iterations, then flat, +50 % for small, +150 % for medium, +400 % for large jobs at "
-    "factor 1; training grows with the tokens; the trace as for the simulation, 100 jobs",
+    chosen="the curve: linear over 90 iterations, then flat, +50 % for small, +150 % for medium, +400 % for large "
+    "jobs at factor 1; training grows with the tokens; the trace as for the simulation, 100 jobs",
     claims=(
         Claim("cost / regroup, increasing", "shape", 1.11, "P", holds="between 0.9 and 1.4"),
         Claim("cost / regroup, decreasing", "shape", 1.10, "P", holds="between 0.9 and 1.4"),

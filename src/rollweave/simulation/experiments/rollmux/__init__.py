@@ -1,7 +1,15 @@
-"""RollMux' experiments."""
+"""RollMux' experiments. Its decision latency is not here: that is wall-clock time, measured by `bench.mux`."""
 
 from __future__ import annotations
 
-from rollweave.simulation.experiments.frame import Experiment
+from rollweave.simulation.experiments.rollmux import drift, failure, micro, migration, simulation, sync, testbed
 
-EXPERIMENTS: tuple[Experiment, ...] = ()
+EXPERIMENTS = (
+    micro.EXPERIMENT,
+    migration.EXPERIMENT,
+    sync.EXPERIMENT,
+    testbed.EXPERIMENT,
+    simulation.EXPERIMENT,
+    drift.EXPERIMENT,
+    failure.EXPERIMENT,
+)
