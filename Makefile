@@ -44,7 +44,7 @@ quickstart: $(CORE) ## train a small agent to play FrozenLake, in a few minutes
 	  "        ls recipes    (others to try)        docs/configuration.md    (every key)"
 
 test: $(DEV) ## the fast tests
-	@$(BIN)/pytest -m "not slow and not llm"
+	@$(BIN)/pytest -n auto --dist worksteal -m "not slow and not llm"
 
 lint: $(DEV) ## ruff, mypy --strict, and what the control plane may not do
 	@$(BIN)/ruff check .
