@@ -21,6 +21,8 @@ from rollweave.cli.eval import evaluate
 from rollweave.cli.experiments import app as experiments_app
 from rollweave.cli.jobs import jobs
 from rollweave.cli.mux import app as mux_app
+from rollweave.cli.plan import plan
+from rollweave.cli.profile import profile
 from rollweave.cli.replay import replay
 from rollweave.cli.report import report
 from rollweave.cli.status import status
@@ -49,6 +51,8 @@ app.command("submit")(submit)
 app.command("jobs")(jobs)
 app.command("cancel")(cancel)
 app.add_typer(mux_app, name="mux", help="Multiplex many jobs on two pools, in simulation.")
+app.command("profile")(profile)
+app.command("plan")(plan)
 app.add_typer(experiments_app, name="experiments", help="Reproduce the papers' experiments in simulation.")
 
 

@@ -10,30 +10,43 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
+from rollweave.config.base import Section
 from rollweave.config.document import Document, dump, parse
 from rollweave.config.job import Job
 from rollweave.config.overrides import apply_overrides
 from rollweave.config.problems import explain, show
 from rollweave.errors import ConfigError
 
+Kind = TypeVar("Kind", bound=Section)
+
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     """Read a job file strictly; every problem is reported with its line, in one `ConfigError`."""
-    return parse_job(_read(path), str(path), path.absolute().parent, overrides)
+    return load_file(path, Job, overrides)
+
+
+def load_file(path: Path, kind: type[Kind], overrides: Sequence[str] = ()) -> Kind:
+    """The same of any kind of file: a job, a simulation, a cluster, a plan."""
+    return _load(_read(path), str(path), path.absolute().parent, overrides, kind)
 
 
 def parse_job(text: str, name: str, base: Path, overrides: Sequence[str] = ()) -> Job:
     """The same from YAML text; `name` stands for the file in messages, `base` is where relative paths begin."""
+    return _load(text, name, base, overrides, Job)
+
+
+def _load(text: str, name: str, base: Path, overrides: Sequence[str], kind: type[Kind]) -> Kind:
     document = parse(text, name)
     if not isinstance(document.data, dict):
         raise ConfigError(
             f"{name}: expected keys and values like `model:` and `environment:`, got {show(document.data)}"
         )
-    apply_overrides(document, overrides, Job)
-    return _check(document, base)
+    apply_overrides(document, overrides, kind)
+    return _check(document, base, kind)
 
 
 def dump_job(job: Job) -> str:
@@ -41,11 +54,11 @@ def dump_job(job: Job) -> str:
     return dump(job.model_dump(mode="json"))
 
 
-def _check(document: Document, base: Path) -> Job:
+def _check(document: Document, base: Path, kind: type[Kind]) -> Kind:
     try:
-        return Job.model_validate_json(json.dumps(document.data), context={"base": base})
+        return kind.model_validate_json(json.dumps(document.data), context={"base": base})
     except ValidationError as error:
-        raise explain(error, document, Job) from None
+        raise explain(error, document, kind) from None
 
 
 def _read(path: Path) -> str:

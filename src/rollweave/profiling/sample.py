@@ -1,0 +1,107 @@
+"""A short real run of a job: its episodes, its rows of metrics, its weight updates.
+
+It runs the production machinery and pipeline, but keeps everything in memory and shows nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from rollweave.clock import Clock, run_wall
+from rollweave.cluster.blueprint import Blueprint
+from rollweave.config.job import Job
+from rollweave.config.measured import Observed
+from rollweave.engines.protocol import Engine
+from rollweave.environments.registry import source
+from rollweave.observability.events import MemoryRecorder
+from rollweave.pipelines.assemble import Listeners, assemble, pipeline
+from rollweave.pipelines.journal import Row
+from rollweave.runs.session import start_machinery
+from rollweave.trajectory import Trajectory
+
+QUESTIONS = 20
+
+SKIPPED = 2
+"""The first steps fill the pipeline and warm the processes up."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """The steady steps of a short run."""
+
+    rows: list[Row]
+    trajectories: list[Trajectory]
+    publishes: list[dict[str, Any]]
+    """What the event of each new version says."""
+    commits: list[dict[str, Any]]
+    round_trip: float
+    """Seconds from a process to the engine and back."""
+
+    def observed(self) -> Observed:
+        return Observed(
+            step_seconds=self.mean("time/step"),
+            get_batch_seconds=self.mean("time/get_batch"),
+            train_seconds=self.mean("time/train"),
+            engine_busy_seconds=fmean((1 - _number(r, "idle/engine")) * _number(r, "time/step") for r in self.rows),
+        )
+
+    def mean(self, key: str) -> float:
+        return fmean(_number(row, key) for row in self.rows)
+
+
+def play(job: Job, blueprint: Blueprint, steps: int) -> Sample:
+    """Run `steps` steps and a few before them."""
+    blueprint = Blueprint(job, blueprint.policy, blueprint.environments, blueprint.rewards)
+    with tempfile.TemporaryDirectory(prefix="rollweave-profile-") as folder:
+        return run_wall(lambda clock: _run(job, blueprint, steps, Path(folder), clock))
+
+
+async def _run(job: Job, blueprint: Blueprint, steps: int, folder: Path, clock: Clock) -> Sample:
+    from rollweave.policies.chat import ChatFormat
+
+    recorder = MemoryRecorder(clock.now)
+    rows: list[Row] = []
+    trajectories: list[Trajectory] = []
+    listeners = Listeners(
+        recorder,
+        on_row=[lambda step, row: rows.append(row)],
+        on_trajectories=[lambda step, batch: trajectories.extend(batch)],
+    )
+    stop_tokens = ChatFormat.of(blueprint.policy).stop_tokens
+    tasks = source(job.environment, job.seed, Path())
+    async with start_machinery(blueprint, clock, folder, recorder) as machinery:
+        parts = assemble(job, machinery, tasks, stop_tokens, folder, clock, listeners)
+        await pipeline(job)(parts, 0, SKIPPED + steps)
+        round_trip = await _round_trip(machinery.engines[0], clock)
+        parts.scheduler.close()
+    return Sample(
+        _steady(rows),
+        trajectories,
+        [event.data for event in recorder.named("weights.publish")][SKIPPED:],
+        [event.data for event in recorder.named("weights.commit")][SKIPPED:],
+        round_trip,
+    )
+
+
+async def _round_trip(engine: Engine, clock: Clock) -> float:
+    """A question that takes the engine no time."""
+    times = []
+    for _ in range(QUESTIONS):
+        began = clock.now()
+        await engine.stats()
+        times.append(clock.now() - began)
+    return round(median(times), 6)
+
+
+def _steady(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if "time/step" in row][SKIPPED:]
+
+
+def _number(row: Row, key: str) -> float:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0

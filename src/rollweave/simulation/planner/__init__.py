@@ -1,0 +1,1 @@
+"""What to rent: searches clusters and settings for a job, by estimate first, by simulation for the best few."""

@@ -1,0 +1,104 @@
+"""The search: estimate all candidates, simulate the best few, then look around the best of those.
+
+result = plan(config)
+result.choices[0].candidate, result.choices[0].outcome.step_seconds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rollweave.config.planning import PlanConfig
+from rollweave.simulation.outcome import Outcome
+from rollweave.simulation.planner.candidates import Candidate, candidates
+from rollweave.simulation.planner.estimate import Estimate, Estimator
+from rollweave.simulation.simulate import simulate
+
+STEPS, WARMUP = 4, 1
+TURNS = 120_000
+"""Simulated turns that a search may spend: some fifteen seconds."""
+FEWEST, MOST = 3, 24
+"""Candidates to simulate, whatever they cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A candidate that was simulated."""
+
+    candidate: Candidate
+    estimate: Estimate
+    outcome: Outcome
+    dollars_per_hour: float
+
+    @property
+    def dollars_per_step(self) -> float:
+        return self.dollars_per_hour * self.outcome.step_seconds / 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    choices: list[Choice]
+    """The best first."""
+    considered: int
+    estimator: Estimator
+
+
+def plan(config: PlanConfig) -> Result:
+    estimator = Estimator(config)
+    estimates = sorted((estimator(each) for each in candidates(config)), key=lambda e: _guess(config, e))
+    turns = estimator.batch * estimator.mean_turns * STEPS
+    tries = int(min(MOST, max(FEWEST, TURNS / turns)))
+    choices: list[Choice] = []
+    for estimate in _promising(config, estimates, choices):
+        choices.append(judge(config, estimate))
+        if len(choices) >= tries:
+            break
+    return Result(sorted(choices, key=lambda c: merit(config, c)), len(estimates), estimator)
+
+
+def judge(config: PlanConfig, estimate: Estimate) -> Choice:
+    """Simulate it."""
+    candidate = estimate.candidate
+    outcome = simulate(candidate.scenario(config, STEPS, WARMUP))
+    return Choice(candidate, estimate, outcome, candidate.price(config))
+
+
+def merit(config: PlanConfig, choice: Choice) -> tuple[float, float, Candidate]:
+    """Less is better; among equals the cheaper one."""
+    if config.objective == "cost":
+        return choice.dollars_per_step, choice.outcome.step_seconds, choice.candidate
+    return choice.outcome.step_seconds, choice.dollars_per_hour, choice.candidate
+
+
+def _guess(config: PlanConfig, estimate: Estimate) -> tuple[float, float, Candidate]:
+    if config.objective == "cost":
+        return estimate.dollars_per_step, estimate.step_seconds, estimate.candidate
+    return estimate.step_seconds, estimate.dollars_per_step, estimate.candidate
+
+
+def _promising(config: PlanConfig, estimates: Sequence[Estimate], tried: Sequence[Choice]) -> Iterator[Estimate]:
+    """In turns: the best estimate left, and the best estimate left among those that resemble the best one found."""
+    left = list(estimates)
+    while left:
+        yield left.pop(0)
+        best = min(tried, key=lambda choice: merit(config, choice)).candidate
+        near = next((each for each in left if differences(best, each.candidate) == 1), None)
+        if near is not None:
+            left.remove(near)
+            yield near
+
+
+def differences(one: Candidate, other: Candidate) -> int:
+    """In how many decisions two candidates differ."""
+    same_kinds = [e.device for e in one.rollout] == [e.device for e in other.rollout]
+    return sum(
+        (
+            one.train_device != other.train_device,
+            one.train_count != other.train_count,
+            not same_kinds,
+            same_kinds and [e.tensor_parallel for e in one.rollout] != [e.tensor_parallel for e in other.rollout],
+            one.alpha != other.alpha,
+            one.redundancy != other.redundancy,
+        )
+    )
