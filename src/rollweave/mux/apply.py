@@ -43,25 +43,25 @@ def _set_paces(state: ClusterState, group: Group) -> None:
             state.jobs[name].pace = pace
 
 
-def _open(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
-    state.train.take(step.train_nodes)
-    state.groups[step.group] = Group(step.group, step.train_nodes)
-    state.next_group = max(state.next_group, step.group + 1)
-    _place(state, step, now, arriving)
-
-
 def _place(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
-    if step.job in state.jobs:
-        _detach(state, step.job)
-        state.jobs[step.job].pause(now)
-    else:
-        assert arriving is not None and arriving.id == step.job, f"{step.job} is placed but nobody brought it"
-        arriving.promise(now)
-        state.jobs[step.job] = arriving
+    assert arriving is not None and arriving.id == step.job, f"{step.job} is placed but nobody brought it"
+    arriving.promise(now)
+    state.jobs[step.job] = arriving
+    _pin(state, step)
+
+
+def _move(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
+    state.jobs[step.job].pause(now)
+    _detach(state, step.job)
     _pin(state, step)
 
 
 def _pin(state: ClusterState, step: Step) -> None:
+    """Onto its nodes; `train_nodes` mean that the group is new."""
+    if step.train_nodes:
+        state.train.take(step.train_nodes)
+        state.groups[step.group] = Group(step.group, step.train_nodes)
+        state.next_group = max(state.next_group, step.group + 1)
     group = state.groups[step.group]
     state.rollout.take(step.new_nodes)
     group.add(step.job, phases_at(state.jobs[step.job].profile, group.width), step.nodes)
@@ -121,9 +121,9 @@ def _nothing(state: ClusterState, step: Step, now: float, arriving: Job | None) 
 
 
 HANDLERS: dict[str, Callable[[ClusterState, Step, float, Job | None], None]] = {
-    "open": _open,
+    "open": _place,
     "place": _place,
-    "move": _place,
+    "move": _move,
     "leave": _leave,
     "resubmit": _leave,
     "reserve": _reserve,

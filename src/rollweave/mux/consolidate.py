@@ -14,8 +14,8 @@ from rollweave.mux.apply import tried
 from rollweave.mux.group import Group
 from rollweave.mux.horizon import HOUR, bill, finishes
 from rollweave.mux.job import Job
-from rollweave.mux.placement import Place, arranged, find_place
-from rollweave.mux.plan import Plan, Step
+from rollweave.mux.placement import find_place, moved
+from rollweave.mux.plan import Plan
 from rollweave.mux.policy import Policy
 from rollweave.mux.state import ClusterState
 
@@ -84,8 +84,3 @@ def move_price(state: ClusterState, job: Job, policy: Policy) -> float:
         return 0.0
     pair = state.rollout.price * job.profile.n_roll + state.train.price * job.profile.n_train
     return pair * job.profile.move_s / HOUR
-
-
-def moved(state: ClusterState, job: Job, place: Place, why: str) -> tuple[Step, ...]:
-    text = f"to group {place.group}, +${place.cost:.2f}/h, {why}"
-    return (Step("move", job.id, place.group, text, place.nodes, place.new), *arranged(state, place))

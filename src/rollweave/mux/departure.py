@@ -8,7 +8,7 @@ has no such monotony: with one phase less the others may meet in a worse rhythm.
 from __future__ import annotations
 
 from rollweave.mux.apply import tried
-from rollweave.mux.group import Group
+from rollweave.mux.group import Group, Mode
 from rollweave.mux.horizon import bill
 from rollweave.mux.plan import Plan, Step
 from rollweave.mux.policy import Policy
@@ -33,8 +33,9 @@ def left_safely(state: ClusterState, job: str, now: float, policy: Policy, why: 
 
 def rearranged(state: ClusterState, group: Group, now: float, policy: Policy) -> Verdict | None:
     """The cheapest mode in which everybody keeps the promise."""
-    passed = []
-    for mode in ("fifo", "rr"):
+    passed: list[tuple[float, int, Verdict]] = []
+    modes: tuple[Mode, ...] = ("rr",) if group.gang or policy.fifo == "off" else ("fifo", "rr")
+    for mode in modes:
         verdict = judge(group, state.jobs, now, policy, mode)
         if verdict.late is None:
             ends = {name: state.jobs[name].ends_at(now, verdict.paces[name]) for name in group.jobs}

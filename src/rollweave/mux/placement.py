@@ -11,7 +11,7 @@ the best price found. For Algorithm 1 floor and price are the same, so the first
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from rollweave.mux.group import Group, Mode
@@ -123,12 +123,23 @@ def too_late(group: int, late: Late, job: Job) -> Rejection:
 def placed(state: ClusterState, job: Job, place: Place) -> tuple[Step, ...]:
     """The steps that put an arriving job there."""
     if place.group == 0:
-        train = state.train.peek(job.profile.n_train)
-        why = f"new group, +${place.cost:.2f}/h"
-        return (Step("open", job.id, state.next_group, why, place.nodes, place.new, train),)
+        return (_opened(state, job, place, f"new group, +${place.cost:.2f}/h"),)
     how = f"rollout scaling by {len(place.new)}" if place.new else "direct packing"
     why = f"{how} into group {place.group}, +${place.cost:.2f}/h"
     return (Step("place", job.id, place.group, why, place.nodes, place.new), *arranged(state, place))
+
+
+def moved(state: ClusterState, job: Job, place: Place, why: str) -> tuple[Step, ...]:
+    """The steps that put a running job there."""
+    if place.group == 0:
+        return (replace(_opened(state, job, place, f"to a new group: {why}"), kind="move"),)
+    text = f"to group {place.group}, +${place.cost:.2f}/h: {why}"
+    return (Step("move", job.id, place.group, text, place.nodes, place.new), *arranged(state, place))
+
+
+def _opened(state: ClusterState, job: Job, place: Place, why: str) -> Step:
+    train = state.train.peek(job.profile.n_train)
+    return Step("open", job.id, state.next_group, why, place.nodes, place.new, train)
 
 
 def arranged(state: ClusterState, place: Place) -> tuple[Step, ...]:

@@ -30,7 +30,7 @@ class Step:
     new_nodes: tuple[int, ...] = ()
     """Those of them that are taken from the pool now."""
     train_nodes: tuple[int, ...] = ()
-    """For `open`: the train nodes of the new group."""
+    """For `open`, and a `move` to nodes of its own: the train nodes of the new group."""
     mode: Mode = "rr"
     order: tuple[str, ...] = ()
     t_roll: float = 0.0

@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 from rollweave.mux.apply import apply, tried
 from rollweave.mux.consolidate import consolidated
 from rollweave.mux.departure import left_safely
+from rollweave.mux.estimate import observed
+from rollweave.mux.invariants import check_plan
 from rollweave.mux.job import Job
+from rollweave.mux.lookout import looked_out
 from rollweave.mux.placement import find_place, placed
 from rollweave.mux.plan import Plan, Step
 from rollweave.mux.policy import ROLLMUX, Policy
@@ -40,12 +43,18 @@ class Scheduler:
         return self._gone(state, job, now, "failed")
 
     def observe(self, state: ClusterState, job: str, t_roll: float, t_train: float, now: float) -> Plan:
-        """One finished iteration's real phase times; mostly an empty plan."""
-        return Plan()
+        """One finished iteration's real phase times; mostly an empty plan.
+
+        The times are remembered at once: a measurement is a fact, not a decision.
+        """
+        state.jobs[job].seen = observed(state.jobs[job], t_roll, t_train)
+        return looked_out(state, state.jobs[job], now, self.policy)
 
     def apply(self, state: ClusterState, plan: Plan, now: float, arriving: Job | None = None) -> None:
         """Check the plan on a copy of what it touches, then carry it out. `arriving`: the job of an `arrive` plan."""
-        apply(state, plan, now, arriving)
+        if plan:
+            check_plan(state, plan, now, self.policy, arriving)
+            apply(state, plan, now, arriving)
 
     def _gone(self, state: ClusterState, job: str, now: float, why: str) -> Plan:
         group = state.home[job]

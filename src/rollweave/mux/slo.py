@@ -4,14 +4,14 @@ Per iteration (the paper): no iteration longer than slo x T_solo. Per job (`bank
 planned pace, ends before the deadline; time saved so far may be spent.
 
 Where the pace is proved (round robin, the FIFO bound) that is all. Where it is simulated, every member must also
-keep a way out: enough time to be moved to nodes of its own after one more worst-case iteration. `lookout` takes that
-way before it closes, so the promise never rests on the simulation.
+keep a way out to the very end: enough time to be moved to nodes of its own after one more worst-case iteration.
+`lookout.py` takes that way before it closes, so the promise never rests on the simulation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rollweave.mux.coexec import fifo_bound, fifo_worst, meta_period
@@ -69,50 +69,36 @@ def has_way_out(job: Job, worst: float, now: float) -> bool:
 def judge(group: Group, jobs: Mapping[str, Job], now: float, policy: Policy, mode: Mode) -> Verdict:
     """Run the group in this mode: paces of the members, and the first promise that breaks."""
     members = group.jobs
-    if len(group.pins) == 1:
-        return Verdict(mode, dict.fromkeys(members, meta_period(group)))  # alone is what its SLO is measured against
-    if mode == "rr":
-        period = meta_period(group)
-        return Verdict(
-            mode, dict.fromkeys(members, period), _first_late(jobs, dict.fromkeys(members, period), now, policy)
-        )
+    if mode == "rr" or len(group.pins) == 1:
+        paces = dict.fromkeys(members, meta_period(group))
+        if len(group.pins) == 1:
+            return Verdict(mode, paces)  # alone is what its SLO is measured against
+        return Verdict(mode, paces, _first(_late(jobs[name], paces[name], now, policy) for name in members))
     means = fifo_means(group)
-    if policy.fifo == "bound":
-        proved = {name: _proved(group, jobs[name], now, policy) for name in members}
-        return Verdict(mode, means, _first_late(jobs, proved, now, policy))
-    late = _first_late(jobs, means, now, policy) or _trapped(group, jobs, now, policy)
-    return Verdict(mode, means, late)
+    return Verdict(mode, means, _first(_late_fifo(group, jobs[name], means[name], now, policy) for name in members))
 
 
-def _first_late(jobs: Mapping[str, Job], paces: Mapping[str, float], now: float, policy: Policy) -> Late | None:
-    for name, pace in paces.items():
-        if name in jobs:
-            tolerated = limit(jobs[name], now, policy)
-            if pace > tolerated * SLACK:
-                return Late(name, pace, tolerated)
-    return None
+def _first(lates: Iterable[Late | None]) -> Late | None:
+    return next((late for late in lates if late is not None), None)
 
 
-def _trapped(group: Group, jobs: Mapping[str, Job], now: float, policy: Policy) -> Late | None:
-    for name in group.jobs:
-        worst = fifo_worst(group, name)
-        if by_deadline(jobs[name], policy):
-            if not has_way_out(jobs[name], worst, now):
-                return Late(name, worst, limit(jobs[name], now, policy))
-        elif worst > limit(jobs[name], now, policy) * SLACK:
-            return Late(name, worst, limit(jobs[name], now, policy))
-    return None
+def _late(job: Job, pace: float, now: float, policy: Policy) -> Late | None:
+    tolerated = limit(job, now, policy)
+    return Late(job.id, pace, tolerated) if pace > tolerated * SLACK else None
 
 
-def _proved(group: Group, job: Job, now: float, policy: Policy) -> float:
-    """The guaranteed mean iteration, made comparable with `limit`."""
+def _late_fifo(group: Group, job: Job, mean: float, now: float, policy: Policy) -> Late | None:
+    """In time by proof, or by simulation with a way out."""
     worst = fifo_worst(group, job.id)
     if not by_deadline(job, policy):
-        return worst
-    left = job.remaining(now)
-    # The bound holds from any moment on and needs no guard iterations: undo those in `limit`.
-    seconds = min(worst * left, fifo_bound(group, job.id).within(left))
-    return seconds / (left + policy.guard_iters)
+        return _late(job, worst, now, policy)
+    rest, left = job.remaining(now), time_left(job, now, policy)
+    if min(worst * rest, fifo_bound(group, job.id).within(rest)) <= left * SLACK:
+        return None
+    tolerated = (left - worst - job.profile.move_s) / rest
+    if policy.fifo == "simulated" and mean <= tolerated * SLACK:
+        return None
+    return Late(job.id, mean, tolerated)
 
 
 def paces(group: Group) -> dict[str, float]:
