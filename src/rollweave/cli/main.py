@@ -25,8 +25,10 @@ from rollweave.cli.plan import plan
 from rollweave.cli.profile import profile
 from rollweave.cli.replay import replay
 from rollweave.cli.report import report
+from rollweave.cli.simulate import simulate
 from rollweave.cli.status import status
 from rollweave.cli.submit import submit
+from rollweave.cli.trace import trace
 from rollweave.cli.train import train
 from rollweave.errors import RollweaveError
 
@@ -45,6 +47,8 @@ app.add_typer(env_app, name="env", help="List, check and play environments.")
 app.command("status")(status)
 app.command("replay")(replay)
 app.command("report")(report)
+app.command("trace")(trace)
+app.command("simulate")(simulate)
 app.command("doctor")(doctor)
 app.add_typer(cluster_app, name="cluster", help="Run many jobs on two pools: the daemon.")
 app.command("submit")(submit)

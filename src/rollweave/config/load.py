@@ -29,9 +29,12 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     return load_file(path, Job, overrides)
 
 
-def load_file(path: Path, kind: type[Kind], overrides: Sequence[str] = ()) -> Kind:
-    """The same of any kind of file: a job, a simulation, a cluster, a plan."""
-    return _load(_read(path), str(path), path.absolute().parent, overrides, kind)
+def load_file(path: Path, kind: type[Kind], overrides: Sequence[str] = (), from_files: Sequence[str] = ()) -> Kind:
+    """The same of any kind of file: a job, a simulation, a cluster, a plan.
+
+    `from_files`: sections that may be in files of their own, which the key then names.
+    """
+    return _load(_read(path), str(path), path.absolute().parent, overrides, kind, from_files)
 
 
 def parse_job(text: str, name: str, base: Path, overrides: Sequence[str] = ()) -> Job:
@@ -39,14 +42,26 @@ def parse_job(text: str, name: str, base: Path, overrides: Sequence[str] = ()) -
     return _load(text, name, base, overrides, Job)
 
 
-def _load(text: str, name: str, base: Path, overrides: Sequence[str], kind: type[Kind]) -> Kind:
+def _load(
+    text: str, name: str, base: Path, overrides: Sequence[str], kind: type[Kind], from_files: Sequence[str] = ()
+) -> Kind:
     document = parse(text, name)
     if not isinstance(document.data, dict):
         raise ConfigError(
             f"{name}: expected keys and values like `model:` and `environment:`, got {show(document.data)}"
         )
+    for key in from_files:
+        if isinstance(document.data.get(key), str):
+            _include(document, key, base)
     apply_overrides(document, overrides, kind)
     return _check(document, base, kind)
+
+
+def _include(document: Document, key: str, base: Path) -> None:
+    file = base / Path(document.data[key]).expanduser()
+    section = parse(_read(file), str(file))
+    document.data[key] = section.data
+    document.graft((key,), section)
 
 
 def dump_job(job: Job) -> str:

@@ -11,6 +11,8 @@ The sections `rollout`, `pipeline` and `weights` are those of a job, with defaul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -29,6 +31,7 @@ from rollweave.config.job import (
     SamplingConfig,
     WeightsConfig,
 )
+from rollweave.config.load import load_file
 from rollweave.config.models import MODELS, ModelSpec
 from rollweave.config.workload import WorkloadConfig
 
@@ -100,6 +103,7 @@ class Scenario(Section):
     models: tuple[ModelSpec, ...] = ()
     """Models of your own."""
     cluster: ClusterConfig
+    """A cluster, or, in a file, the name of a cluster file."""
     workload: WorkloadConfig
     rollout: SimulatedRollout = SimulatedRollout()
     pipeline: PipelineConfig = RollArtPipeline(type="rollart")
@@ -167,3 +171,8 @@ class Scenario(Section):
 
 def _list(names: set[str]) -> str:
     return ", ".join(sorted(names))
+
+
+def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
+    """Read a simulation file strictly; every problem is reported with its line, in one `ConfigError`."""
+    return load_file(path, Scenario, overrides, from_files=("cluster",))

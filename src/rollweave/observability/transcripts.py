@@ -55,6 +55,7 @@ def transcript(step: int, trajectory: Trajectory, decode: Decode) -> dict[str, A
 def _turn(turn: Turn, decode: Decode) -> dict[str, Any]:
     return {
         "observation": decode(turn.observation.tokens),
+        "observation_tokens": len(turn.observation.tokens),
         "answer": turn.text,
         "finish": turn.finish,
         "reward": turn.reward,

@@ -24,6 +24,7 @@ from math import ceil
 from rollweave.clock import Clock
 from rollweave.config.job import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Request
+from rollweave.observability.events import Emitter
 from rollweave.seeds import generator
 from rollweave.simulation.caches import IdleCaches
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
@@ -51,13 +52,16 @@ class GpuEngine:
         number: int = 0,
         prefix_cache: bool = True,
         answer_tokens: Callable[[Request], int] = scripted,
+        recorder: Emitter | None = None,
     ) -> None:
+        """`recorder` hears of every turn."""
         self.costs = costs
         self._clock = clock
         self._in_flight = in_flight
         self._sync = sync or SyncModel()
         self._number = number
         self._answer_tokens = answer_tokens
+        self._recorder = recorder
         self._stats = EngineStats()
         self._versions = Versions()
         self._waiting: deque[Turn] = deque()
@@ -84,11 +88,20 @@ class GpuEngine:
         if not self._standing:
             self._to_boundary()
             self._plan()
+        started = self._clock.now()
         try:
-            return await turn.done
+            completion = await turn.done
         except asyncio.CancelledError:
             self._withdraw(turn)
             raise
+        if self._recorder is not None:
+            self._tell(turn, self._clock.now() - started)
+        return completion
+
+    def _tell(self, turn: Turn, seconds: float) -> None:
+        assert self._recorder is not None
+        id, tag = turn.request.id, turn.request.tag
+        self._recorder.emit("turn.end", id=id, tag=tag, engine=self._number, tokens=turn.drawn, seconds=seconds)
 
     def abort(self, request_id: str) -> None:
         turn = self._running.get(request_id) or next((t for t in self._waiting if t.request.id == request_id), None)
@@ -258,7 +271,9 @@ class GpuEngine:
         new, new_pairs, joining = 0, 0.0, []
         while self._waiting and len(self._running) < costs.max_batch:
             turn = self._waiting[0]
-            if self._running and stretch.cached + turn.context + len(self._running) > costs.kv_tokens:
+            # Room must be left to grow, or whoever is let in would be preempted at once, again and again.
+            growth = max(len(self._running) + 1, int(costs.constants.kv_watermark * costs.kv_tokens))
+            if self._running and stretch.cached + turn.context + growth > costs.kv_tokens:
                 break
             self._waiting.popleft()
             tokens = turn.context - self._cached(turn)

@@ -11,6 +11,7 @@ from rollweave.config.cluster import GENERATES, Pool
 from rollweave.config.job import Job
 from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
+from rollweave.observability.events import Emitter
 from rollweave.rollout.barrier import TurnBarrier
 from rollweave.rollout.manager import Stage
 from rollweave.rollout.proxy import LLMProxy
@@ -38,16 +39,21 @@ class Machines:
     judge: Judge | None
 
 
-def build(scenario: Scenario, job: Job, workload: Workload, clock: Clock, judge: Judge | None = None) -> Machines:
+def build(
+    scenario: Scenario, job: Job, clock: Clock, judge: Judge | None = None, recorder: Emitter | None = None
+) -> Machines:
+    """`recorder` hears of every turn; a `judge` may belong to several jobs."""
     sync = weight_model(scenario)
-    engines, pools = _engines(scenario, job, sync, clock)
+    engines, pools = _engines(scenario, job, sync, clock, recorder)
     core = GpuTrainer(clock, training_costs(scenario), sync.publish)
     shared = bool(scenario.cluster.of_role("colocated"))
     trainer: Trainer = TakingTurns(core, engines) if shared else core
     return Machines(engines, pools, trainer, core, judge or make_judge(scenario, clock))
 
 
-def _engines(scenario: Scenario, job: Job, sync: SyncModel, clock: Clock) -> tuple[list[GpuEngine], list[Pool]]:
+def _engines(
+    scenario: Scenario, job: Job, sync: SyncModel, clock: Clock, recorder: Emitter | None
+) -> tuple[list[GpuEngine], list[Pool]]:
     engines: list[GpuEngine] = []
     pools: list[Pool] = []
     for pool in scenario.cluster.pools:
@@ -68,6 +74,7 @@ def _engines(scenario: Scenario, job: Job, sync: SyncModel, clock: Clock) -> tup
                     sync=sync,
                     number=len(engines),
                     prefix_cache=scenario.prefix_cache,
+                    recorder=recorder,
                 )
             )
             pools.append(pool)

@@ -36,6 +36,7 @@ from rollweave.simulation.machines import Machines, build, stage
 from rollweave.simulation.measure import Measure
 from rollweave.simulation.outcome import Outcome
 from rollweave.simulation.workloads.presets import resolve
+from rollweave.simulation.workloads.recorded import RecordedWorkload
 from rollweave.simulation.workloads.source import DrawnWorkload, Workload
 from rollweave.simulation.world import _see_every_failure
 
@@ -48,17 +49,24 @@ def scenario(data: Mapping[str, Any]) -> Scenario:
     return Scenario.model_validate_json(json.dumps(data))
 
 
-def simulate(scenario: Scenario, sinks: Sequence[Sink] = ()) -> Outcome:
-    """Run it. `sinks` hear every event of the control plane, as in a real run."""
+def simulate(scenario: Scenario, sinks: Sequence[Sink] = (), every_turn: bool = False) -> Outcome:
+    """Run it. `sinks` hear every event of the control plane, as in a real run; with `every_turn` the engines' too."""
     collect_rarely()
-    return run_virtual(lambda clock: run(scenario, clock, sinks))
+    return run_virtual(lambda clock: run(scenario, clock, sinks, every_turn=every_turn))
 
 
-async def run(scenario: Scenario, clock: Clock, sinks: Sequence[Sink] = (), judge: Judge | None = None) -> Outcome:
+async def run(
+    scenario: Scenario,
+    clock: Clock,
+    sinks: Sequence[Sink] = (),
+    judge: Judge | None = None,
+    every_turn: bool = False,
+) -> Outcome:
     """The same on a loop that is shared: several jobs at once, and perhaps one judge for all of them."""
     job = scenario.job()
     workload = make_workload(scenario)
-    machines = build(scenario, job, workload, clock, judge)
+    recorder = Recorder(clock.now, sinks)
+    machines = build(scenario, job, clock, judge, recorder if every_turn else None)
     dispatcher = Dispatcher(job.rollout.scheduling)
     host: EnvHost
     link = dispatcher.attach(lambda packet: host.link.receive(packet), job.rollout.slots)
@@ -71,7 +79,7 @@ async def run(scenario: Scenario, clock: Clock, sinks: Sequence[Sink] = (), judg
         (),
         CHECKPOINTS,
         clock,
-        Listeners(Recorder(clock.now, sinks), on_row=[measure.row], on_trajectories=[measure.trajectories]),
+        Listeners(recorder, on_row=[measure.row], on_trajectories=[measure.trajectories]),
     )
     async with asyncio.TaskGroup() as tasks:
         _see_every_failure(tasks)
@@ -85,6 +93,8 @@ async def run(scenario: Scenario, clock: Clock, sinks: Sequence[Sink] = (), judg
 
 
 def make_workload(scenario: Scenario) -> Workload:
+    if scenario.workload.trace is not None:
+        return RecordedWorkload(Path(scenario.workload.trace), scenario.seed)
     return DrawnWorkload([resolve(task) for task in scenario.workload.tasks], scenario.seed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rollweave.config.workload import TaskModel
@@ -30,19 +30,32 @@ class Workload(Protocol):
         ...
 
 
+class Attempts:
+    """Numbers the attempts at each task. The members of a group begin in order: the n-th is member n, or a retry."""
+
+    def __init__(self) -> None:
+        self._begun: Counter[str] = Counter()
+
+    def next(self, task: Task) -> int:
+        number = self._begun[task.id]
+        self._begun[task.id] = number + 1
+        return number
+
+
+def weighted(weights: Mapping[str, float], seed: int) -> TaskSource:
+    """Tasks of these names, drawn by weight."""
+    sources = [SeedSource(name, seed) for name in weights]
+    return Mixture(sources, list(weights.values()), seed) if len(sources) > 1 else sources[0]
+
+
 class DrawnWorkload:
     def __init__(self, tasks: Sequence[TaskModel], seed: int) -> None:
         self._models = {task.name: EpisodeModel(task) for task in tasks}
-        sources = [SeedSource(task.name, seed) for task in tasks]
-        weights = [task.weight for task in tasks]
-        self.source: TaskSource = Mixture(sources, weights, seed) if len(sources) > 1 else sources[0]
-        self._attempts: Counter[str] = Counter()
+        self.source = weighted({task.name: task.weight for task in tasks}, seed)
+        self._attempts = Attempts()
 
     def episode(self, task: Task) -> Episode:
-        """The members of a group begin in order, so the n-th attempt at a task is its member n, or a retry."""
-        instance = self._attempts[task.id]
-        self._attempts[task.id] = instance + 1
-        return self._models[task.environment].draw(task.seed, instance)
+        return self._models[task.environment].draw(task.seed, self._attempts.next(task))
 
     def judged(self, task: Task) -> bool:
         return self._models[task.environment].task.judged

@@ -1,0 +1,125 @@
+"""Timeline: a run's events as a Chrome trace, which Perfetto opens.
+
+It is a sink like any other: of a run that simulates, or fed with the events of a run folder afterwards. Tracks:
+
+    loop        the phases of the pipeline: get_batch, train, sync_exposed, eval
+    weights     publishing and committing versions
+    episodes    each from its beginning to its end, on as many lanes as run at once
+    engines     each turn that a simulated engine generated (only where a simulation was asked for a trace)
+    counters    groups that are complete and wait, episodes under way
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from pathlib import Path
+from typing import Any
+
+from rollweave.observability.events import Event
+
+LOOP, WEIGHTS, EPISODES, ENGINES = 1, 2, 3, 4
+NAMES = {LOOP: "loop", WEIGHTS: "weights", EPISODES: "episodes", ENGINES: "engines"}
+
+
+class Lanes:
+    """Shares lanes out: whoever begins takes the lowest that is free."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._next = 0
+
+    def take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self._next += 1
+        return self._next
+
+    def give_back(self, lane: int) -> None:
+        heapq.heappush(self._free, lane)
+
+
+class Timeline:
+    def __init__(self) -> None:
+        self.slices: list[dict[str, Any]] = []
+        self._open: dict[str, tuple[float, int]] = {}
+        """Phase or episode -> when it began, and its lane."""
+        self._lanes = Lanes()
+        self._buffered = self._playing = 0
+        self._listeners = {
+            "phase.begin": self._phase_begin,
+            "phase.end": self._phase_end,
+            "episode.begin": self._episode_begin,
+            "episode.end": self._episode_end,
+            "weights.publish": self._weights,
+            "weights.commit": self._weights,
+            "turn.end": self._turn,
+            "group.complete": self._group,
+            "batch.ready": self._batch,
+        }
+
+    def __call__(self, event: Event) -> None:
+        listener = self._listeners.get(event.name)
+        if listener is not None:
+            listener(event.time, event.data, event.name)
+
+    def write(self, path: Path) -> None:
+        names = [
+            {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
+            for process, name in NAMES.items()
+        ]
+        path.write_text(json.dumps({"traceEvents": [*names, *self.slices]}), encoding="utf-8")
+
+    # ------------------------------------------------------------------------------------------------ listeners
+
+    def _phase_begin(self, time: float, data: dict[str, Any], name: str) -> None:
+        self._open[f"phase {data['phase']}"] = (time, 1)
+
+    def _phase_end(self, time: float, data: dict[str, Any], name: str) -> None:
+        began, lane = self._open.pop(f"phase {data['phase']}", (time, 1))
+        self._slice(LOOP, lane, data["phase"], began, time, {"step": data["step"]})
+
+    def _episode_begin(self, time: float, data: dict[str, Any], name: str) -> None:
+        self._open[data["id"]] = (time, self._lanes.take())
+        self._playing += 1
+        self._count("episodes", time, self._playing)
+
+    def _episode_end(self, time: float, data: dict[str, Any], name: str) -> None:
+        if data["id"] in self._open:
+            began, lane = self._open.pop(data["id"])
+            self._lanes.give_back(lane)
+            self._slice(EPISODES, lane, f"group {data['group']}", began, time, {"episode": data["id"]})
+            self._playing -= 1
+            self._count("episodes", time, self._playing)
+
+    def _weights(self, time: float, data: dict[str, Any], name: str) -> None:
+        what = f"{name.removeprefix('weights.')} version {data['version']}"
+        self._slice(WEIGHTS, 1 if name == "weights.publish" else 2, what, time - data["seconds"], time, {})
+
+    def _turn(self, time: float, data: dict[str, Any], name: str) -> None:
+        arguments = {"turn": data["id"], "tokens": data["tokens"], "engine": data["engine"]}
+        self._slice(ENGINES, data["engine"] + 1, data["tag"], time - data["seconds"], time, arguments)
+
+    def _group(self, time: float, data: dict[str, Any], name: str) -> None:
+        self._buffered += 1
+        self._count("groups complete", time, self._buffered)
+
+    def _batch(self, time: float, data: dict[str, Any], name: str) -> None:
+        self._buffered -= len(data["groups"])
+        self._count("groups complete", time, self._buffered)
+
+    def _slice(self, process: int, lane: int, name: str, began: float, end: float, more: dict[str, Any]) -> None:
+        self.slices.append(
+            {
+                "ph": "X",
+                "pid": process,
+                "tid": lane,
+                "name": name,
+                "ts": round(began * 1e6),
+                "dur": round((end - began) * 1e6),
+                "args": more,
+            }
+        )
+
+    def _count(self, name: str, time: float, value: int) -> None:
+        self.slices.append({"ph": "C", "pid": LOOP, "name": name, "ts": round(time * 1e6), "args": {"count": value}})

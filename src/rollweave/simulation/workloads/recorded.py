@@ -1,0 +1,55 @@
+"""A recorded run as a workload: its trajectories played again, with their lengths and waits.
+
+A run folder keeps some of its episodes in full (`trajectories.jsonl`; `logging.transcripts_per_step` says how many).
+Every attempt of the simulation plays one of them, drawn by the task's seed, so the mix of lengths, turns and
+latencies is the recorded one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from rollweave.errors import ConfigError
+from rollweave.observability.jsonl import read
+from rollweave.seeds import derive
+from rollweave.simulation.workloads.episode import Episode
+from rollweave.simulation.workloads.source import Attempts, weighted
+from rollweave.tasks import Task, TaskSource
+from rollweave.trajectory import Trajectory
+
+
+class RecordedWorkload:
+    def __init__(self, run: Path, seed: int) -> None:
+        self._episodes: dict[str, list[Episode]] = defaultdict(list)
+        file = run / "trajectories.jsonl"
+        if not file.is_file():
+            raise ConfigError(f"workload.trace: {run} has no trajectories.jsonl; name the folder of a run")
+        for row in read(file).rows:
+            if row.get("turns") and row.get("outcome") in ("finished", "truncated"):
+                self._episodes[str(row["task"]).split("/")[0]].append(_episode(row))
+        if not self._episodes:
+            raise ConfigError(
+                f"workload.trace: {file} holds no finished episode; record some with logging.transcripts_per_step"
+            )
+        self.source: TaskSource = weighted({name: float(len(them)) for name, them in self._episodes.items()}, seed)
+        self._attempts = Attempts()
+
+    def episode(self, task: Task) -> Episode:
+        recorded = self._episodes[task.environment]
+        return recorded[derive(task.seed, self._attempts.next(task)) % len(recorded)]
+
+    def judged(self, task: Task) -> bool:
+        return False
+
+    def reward_seconds(self, trajectory: Trajectory) -> float:
+        """A run does not record it: rewards of its kind take next to nothing."""
+        return 0.0
+
+
+def _episode(row: dict[str, Any]) -> Episode:
+    turns = row["turns"]
+    answers = [sum(tokens for _, tokens in turn["versions"]) for turn in turns]
+    steps = [float(turn["seconds"].get("environment", 0.0)) for turn in turns]
+    return Episode(0.0, [turn["observation_tokens"] for turn in turns], answers, steps, float(row["reward"]))
