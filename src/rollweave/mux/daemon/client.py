@@ -35,8 +35,8 @@ class Client:
         except httpx2.TransportError as error:
             raise NoDaemon(
                 f"the daemon of {self._folder.path} does not answer at {address['url']} ({type(error).__name__}): "
-                f"start it again with `rollweave cluster start --state {self._folder.path}` (its jobs are not lost); what "
-                f"it said last is in {self._folder.log}"
+                f"start it again with `rollweave cluster start --state {self._folder.path}` (its jobs are not lost); "
+                f"what it said last is in {self._folder.log}"
             ) from None
         if answer.status_code >= 400:
             raise ClusterError(_words(answer))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from rollweave.errors import RollweaveError
-from rollweave.mux.daemon.admission import Admission
+from rollweave.mux.daemon.admission import Admission, NeverFits
 from rollweave.mux.daemon.records import JobRecord, Measured, Process
 from rollweave.mux.daemon.store import Store
 from rollweave.mux.daemon.turns import Node, Permit, Pool, StalePermit, Turns
@@ -170,7 +170,9 @@ class Controller:
 
     def _nodes_to_visit(self, record: JobRecord, pool: Pool) -> tuple[Node, ...]:
         if record.state == "running":
-            return self.admission.seat(record.id).nodes[pool]
+            pinned = self.admission.seat(record.id).nodes
+            busy = any(self.turns.holder(node) or self.turns.line(node) for node in pinned[pool])
+            return pinned["rollout" if busy else pool]
         return self.admission.quietest(pool, record.n_roll if pool == "rollout" else record.n_train)
 
     def _count_iteration(self, record: JobRecord) -> None:
@@ -240,7 +242,7 @@ class Controller:
     def _after_exit(self, record: JobRecord, how: Literal["finished", "failed", "killed"], error: str) -> None:
         profiling = record.state == "profiling"
         if profiling and record.profile is not None:
-            record.state = "waiting"
+            self._after_profile(record)
         elif how == "finished" and not profiling:
             self._end(record, "finished", "")
             record.progress.step = record.steps
@@ -248,6 +250,14 @@ class Controller:
             self._end(record, "failed", error)
         else:
             self._killed(record, error)
+
+    def _after_profile(self, record: JobRecord) -> None:
+        try:
+            self.admission.check_fits(record.n_roll, record.n_train, record.memory_gb)
+        except NeverFits as error:
+            self._end(record, "failed", str(error))
+        else:
+            record.state = "waiting"
 
     def _killed(self, record: JobRecord, error: str) -> None:
         record.kills += 1
@@ -307,14 +317,15 @@ class Controller:
         jobs = {record.id: record for record in changed} | {
             event[2]: self.jobs[event[2]] for event in self._events if event[2] in self.jobs
         }
-        self._store.save(self._with_waiting(jobs), self._facts(), self._events)
+        self._store.save(self._with_waiting(jobs), self.facts(), self._events)
         self._events.clear()
 
     def _with_waiting(self, jobs: dict[str, JobRecord]) -> Iterable[JobRecord]:
         """Those that wait are told why they wait whenever anything changes."""
         return (jobs | {job.id: job for job in self.jobs.values() if job.state == "waiting"}).values()
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
+        """All that changes together and belongs to no single job."""
         return {
             "turns": _TURNS.dump_python(self.turns, mode="json"),
             "scheduler": self.admission.dump(),

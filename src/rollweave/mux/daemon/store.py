@@ -6,6 +6,7 @@ Jobs are a row each, everything small that changes together (turns, the schedule
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from rollweave.mux.daemon.records import JobRecord
 
 VERSION = 1
 _JOB = TypeAdapter(JobRecord)
-_ANY: TypeAdapter[Any] = TypeAdapter(Any)
+UPSERT = "INSERT INTO {} VALUES (?, ?) ON CONFLICT DO UPDATE SET body = excluded.body"
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, body TEXT NOT NULL);
@@ -53,11 +54,12 @@ class Store:
     ) -> None:
         """All of it or nothing."""
         rows = [(job.id, _JOB.dump_json(job).decode()) for job in jobs]
-        named = [(name, _ANY.dump_json(body).decode()) for name, body in {"version": VERSION, **facts}.items()]
+        # Python's own JSON: it knows infinities, which deadlines may be.
+        named = [(name, json.dumps(body)) for name, body in {"version": VERSION, **facts}.items()]
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?)", rows)
-            self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", named)
+            self._db.executemany(UPSERT.format("jobs"), rows)
+            self._db.executemany(UPSERT.format("facts"), named)
             self._db.executemany("INSERT INTO events (at, name, job, text) VALUES (?, ?, ?, ?)", events)
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
@@ -69,11 +71,11 @@ class Store:
         """In the order they were submitted."""
         rows = self._db.execute("SELECT body FROM jobs ORDER BY rowid").fetchall()
         found = [_JOB.validate_json(body) for (body,) in rows]
-        return {job.id: job for job in sorted(found, key=lambda job: job.submitted)}
+        return {job.id: job for job in found}
 
     def fact(self, name: str) -> Any:
         row = self._db.execute("SELECT body FROM facts WHERE name = ?", (name,)).fetchone()
-        return None if row is None else _ANY.validate_json(row[0])
+        return None if row is None else json.loads(row[0])
 
     def events(self, job: str | None = None, most: int = 50) -> list[tuple[float, str, str, str]]:
         """What happened last, oldest first."""

@@ -1,0 +1,131 @@
+"""The daemon's HTTP interface: the token, errors in words, turns that wait."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from mux_daemon_stage import Theatre
+from rollweave.clock import Clock
+from rollweave.mux.daemon import desk as desk_module
+from rollweave.mux.daemon.desk import Desk
+from rollweave.mux.daemon.files import StateFolder
+from rollweave.mux.daemon.server import make_app
+
+JOB = {"name": "a", "source": "a.yaml", "job_yaml": "name: a", "slo": 1.5, "steps": 3}
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self.theatre = Theatre(folder)
+        self.desk = Desk(self.theatre.controller, StateFolder(folder), (0, 1), Clock())
+        self.app = make_app(self.desk, "secret")
+
+    def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> httpx2.Response:
+        """In this thread, to which the store belongs."""
+
+        async def ask() -> httpx2.Response:
+            transport = httpx2.ASGITransport(app=self.app)
+            async with httpx2.AsyncClient(transport=transport, base_url="http://daemon") as client:
+                known = {"Authorization": "Bearer secret"} if headers is None else headers
+                return await client.request(method, path, json=body, headers=known)
+
+        return asyncio.run(ask())
+
+    def get(self, path: str) -> httpx2.Response:
+        return self.call("GET", path)
+
+    def post(self, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
+        return self.call("POST", path, body or {})
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(desk_module, "POLL_SECONDS", 0.0)
+    return Site(tmp_path)
+
+
+def turn(attempt: int, ticket: str, wanted: str, epoch: int | None = None) -> dict[str, Any]:
+    return {"attempt": attempt, "ticket": ticket, "wanted": wanted, "epoch": epoch}
+
+
+def test_without_the_token_nothing_is_told(site: Site) -> None:
+    for headers in ({}, {"Authorization": "Bearer guess"}, {"Authorization": "secret"}):
+        for method, path in (("GET", "/jobs"), ("POST", "/cluster/stop"), ("GET", "/cluster")):
+            answer = site.call(method, path, headers=headers)
+            assert answer.status_code == 401
+            assert "the right one is in the file `token`" in answer.json()["detail"]
+    assert not site.desk.stopping.is_set()
+
+
+def test_a_job_is_submitted_and_its_file_kept(site: Site) -> None:
+    answer = site.post("/jobs", JOB)
+    assert (answer.status_code, answer.json()["id"], answer.json()["state"]) == (200, "a-1", "profiling")
+    assert (site.desk.folder.job("a-1") / "job.yaml").read_text() == "name: a"
+    assert [job["id"] for job in site.get("/jobs").json()] == ["a-1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"slo": 0.9}, "--slo 0.9 asks to be faster than alone"),
+        ({"n_roll": 2}, "asks for 2 rollout and 1 train nodes, but this cluster has 1 and 1"),
+        ({"n_train": 3}, "start the cluster with more"),
+    ],
+)
+def test_what_can_never_run_is_refused_with_the_fix(site: Site, change: dict[str, Any], words: str) -> None:
+    answer = site.post("/jobs", JOB | change)
+    assert answer.status_code == 422 and words in answer.json()["detail"]
+    assert site.get("/jobs").json() == []
+
+
+def test_an_unknown_job(site: Site) -> None:
+    for answer in (site.get("/jobs/x"), site.post("/jobs/x/cancel"), site.post("/jobs/x/turn", turn(1, "t", "start"))):
+        assert answer.status_code == 404 and "there is no job 'x'" in answer.json()["detail"]
+
+
+def test_turns_over_http(site: Site) -> None:
+    a, b = site.theatre.running("a"), site.theatre.running("b")
+    first = site.post(f"/jobs/{a}/turn", turn(2, "a1", "rollout")).json()["permit"]
+    assert (first["nodes"], first["cores"]) == (["rollout-0"], [0])
+    assert site.post(f"/jobs/{b}/turn", turn(2, "b1", "rollout")).json()["permit"] is None
+    second = site.post(f"/jobs/{a}/turn", turn(2, "a2", "train", first["epoch"])).json()["permit"]
+    assert second["cores"] == [1]
+    assert site.post(f"/jobs/{b}/turn", turn(2, "b1", "rollout")).json()["permit"]["epoch"] > second["epoch"]
+
+
+def test_an_answer_that_got_lost_is_given_again(site: Site) -> None:
+    a = site.theatre.running("a")
+    first = site.post(f"/jobs/{a}/turn", turn(2, "a1", "rollout")).json()
+    assert site.post(f"/jobs/{a}/turn", turn(2, "a1", "rollout")).json() == first
+
+
+def test_a_stale_permit_and_a_stale_process_are_refused(site: Site) -> None:
+    a = site.theatre.running("a")
+    epoch = site.post(f"/jobs/{a}/turn", turn(2, "a1", "rollout")).json()["permit"]["epoch"]
+    stale = site.post(f"/jobs/{a}/turn", turn(2, "a2", "train", epoch - 1))
+    assert stale.status_code == 409 and f"permit number {epoch - 1}" in stale.json()["detail"]
+    old = site.post(f"/jobs/{a}/turn", turn(1, "a3", "train", epoch))
+    assert old.status_code == 409 and "process number 1" in old.json()["detail"]
+    profile = {"attempt": 1, "t_roll": 1.0, "t_train": 1.0, "memory_gb": 1.0}
+    assert site.post(f"/jobs/{a}/profile", profile).status_code == 409
+
+
+def test_cancelling_twice_and_resuming_a_running_job(site: Site) -> None:
+    a = site.theatre.running("a")
+    assert "only a failed or cancelled job" in site.post(f"/jobs/{a}/resume").json()["detail"]
+    assert site.post(f"/jobs/{a}/cancel").json()["state"] == "cancelled"
+    assert "nothing to cancel" in site.post(f"/jobs/{a}/cancel").json()["detail"]
+
+
+def test_the_cluster_shows_who_holds_what(site: Site) -> None:
+    a, b = site.theatre.running("a"), site.theatre.running("b")
+    site.post(f"/jobs/{a}/turn", turn(2, "a1", "rollout"))
+    site.post(f"/jobs/{b}/turn", turn(2, "b1", "rollout"))
+    rollout, train = site.get("/cluster").json()["nodes"]
+    assert (rollout["holder"], rollout["waiting"], train["holder"]) == (a, [b], None)
+    assert site.get(f"/jobs/{b}").json()["doing"] == f"waits for rollout-0 behind {a}"

@@ -1,0 +1,235 @@
+"""Turn-taking: who may use which node next. Pure code, played on the virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass, field
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollweave.clock import Clock, run_virtual
+from rollweave.mux.daemon.turns import Discipline, Pool, Seat, StalePermit, Turns
+
+POOLS: tuple[Pool, ...] = get_args(Pool)
+
+
+@dataclass
+class Player:
+    """A job: its seat, how long its phases take, how many iterations it does, when it dies."""
+
+    name: str
+    seat: Seat
+    seconds: dict[Pool, float]
+    iterations: int
+    dies_at: float | None = None
+    begins_at: float = 0.0
+
+
+@dataclass
+class Stage:
+    """Plays jobs against `Turns` as the daemon would, and writes down who had what when."""
+
+    clock: Clock
+    turns: Turns = field(default_factory=Turns)
+    had: list[tuple[str, str, float, float]] = field(default_factory=list)
+    """(node, job, from, to)"""
+    ends: dict[str, list[float]] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def look_again(self) -> None:
+        self.turns.grant(self.clock.now())
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def play(self, player: Player) -> None:
+        await self.clock.sleep(player.begins_at)
+        try:
+            async with asyncio.timeout_at(player.dies_at):
+                await self._live(player)
+        except TimeoutError:
+            pass
+        self.turns.leave(player.name)
+        self.look_again()
+
+    async def _live(self, player: Player) -> None:
+        self.turns.join(player.name, player.seat)
+        epoch = None
+        for iteration in range(player.iterations):
+            for pool in POOLS:
+                if epoch is not None:
+                    self.turns.give_back(player.name, epoch)
+                epoch = await self._phase(player, pool, f"{iteration}.{pool}")
+            self.ends.setdefault(player.name, []).append(self.clock.now())
+
+    async def _phase(self, player: Player, pool: Pool, ticket: str) -> int:
+        self.turns.ask(player.name, ticket, pool, player.seat.nodes[pool])
+        self.look_again()
+        while not self.turns.holds(player.name, ticket):
+            await self.changed.wait()
+        began = self.clock.now()
+        try:
+            await self.clock.sleep(player.seconds[pool])
+        finally:
+            self.had += [(node, player.name, began, self.clock.now()) for node in player.seat.nodes[pool]]
+        return self.turns.permits[player.name].epoch
+
+
+def perform(players: list[Player]) -> Stage:
+    """All of them to their end; a deadlock raises."""
+
+    async def main(clock: Clock) -> Stage:
+        stage = Stage(clock)
+        async with asyncio.TaskGroup() as tasks:
+            for player in players:
+                tasks.create_task(stage.play(player))
+        return stage
+
+    return run_virtual(main)
+
+
+@st.composite
+def casts(draw: st.DrawFn, gangs: bool = True, deaths: bool = True) -> list[Player]:
+    """A group: everybody trains on all train nodes and rolls out on some of the rollout nodes."""
+    rollout = [f"rollout-{n}" for n in range(draw(st.integers(1, 3)))]
+    train = tuple(f"train-{n}" for n in range(draw(st.integers(1, 2))))
+    discipline: Discipline = draw(st.sampled_from(["rr", "fifo"]))
+    seconds = st.integers(1, 9).map(float)
+    players = []
+    for rank in range(draw(st.integers(1, 5))):
+        size = draw(st.integers(1, len(rollout) if gangs else 1))
+        pins = tuple(sorted(draw(st.permutations(rollout))[:size]))
+        players.append(
+            Player(
+                f"job-{rank}",
+                Seat({"rollout": pins, "train": train}, rank, discipline),
+                {"rollout": draw(seconds), "train": draw(seconds)},
+                draw(st.integers(1, 4)),
+                draw(st.none() | st.floats(0.5, 40.0)) if deaths else None,
+                draw(st.sampled_from([0.0, 0.0, 3.5, 11.0])) if deaths else 0.0,
+            )
+        )
+    return players
+
+
+@settings(max_examples=150)
+@given(casts())
+def test_one_holder_per_node_and_everybody_alive_comes_to_an_end(players: list[Player]) -> None:
+    stage = perform(players)
+    for player in players:
+        if player.dies_at is None:
+            assert len(stage.ends[player.name]) == player.iterations
+    for node in {node for node, *_ in stage.had}:
+        uses = sorted((begin, end) for where, _, begin, end in stage.had if where == node)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(uses))
+    assert not stage.turns.permits and not stage.turns.requests and not stage.turns.members
+
+
+@settings(max_examples=60)
+@given(casts(gangs=False, deaths=False))
+def test_round_robin_keeps_the_planned_period(players: list[Player]) -> None:
+    """Without gangs a cycle takes max(T_cycle, T_load), whatever the order."""
+    for player in players:
+        player.seat = Seat(player.seat.nodes, player.seat.rank, "rr")
+        player.iterations = 12
+    stage = perform(players)
+    cycle = max(sum(player.seconds.values()) for player in players)
+    nodes = {node for player in players for node in player.seat.nodes["rollout"]}
+    load = max(
+        sum(player.seconds["train"] for player in players),
+        *(sum(p.seconds["rollout"] for p in players if node in p.seat.nodes["rollout"]) for node in nodes),
+    )
+    for player in players:
+        ends = stage.ends[player.name]
+        assert (ends[10] - ends[5]) / 5 <= max(cycle, load) + 1e-9
+
+
+def seat(rank: int, discipline: Discipline = "rr") -> Seat:
+    return Seat({"rollout": ("rollout-0",), "train": ("train-0",)}, rank, discipline)
+
+
+def test_strict_order_waits_for_the_one_whose_turn_it_is() -> None:
+    turns = Turns()
+    for rank, job in enumerate("ab"):
+        turns.join(job, seat(rank))
+    turns.ask("b", "b1", "rollout", ("rollout-0",))
+    assert turns.grant() == []
+    turns.ask("a", "a1", "rollout", ("rollout-0",))
+    assert [permit.job for permit in turns.grant()] == ["a"]
+
+
+def test_first_come_first_served_does_not_wait() -> None:
+    turns = Turns()
+    for rank, job in enumerate("abc"):
+        turns.join(job, seat(rank, "fifo"))
+    turns.ask("c", "c1", "rollout", ("rollout-0",))
+    assert [permit.job for permit in turns.grant()] == ["c"]
+    turns.ask("b", "b1", "rollout", ("rollout-0",))
+    turns.ask("a", "a1", "rollout", ("rollout-0",))
+    assert turns.line("rollout-0") == ["b", "a"]
+    turns.give_back("c", turns.permits["c"].epoch)
+    assert [permit.job for permit in turns.grant()] == ["b"]
+
+
+def test_a_newcomer_does_not_push_in() -> None:
+    turns = Turns()
+    turns.join("a", seat(0))
+    for ticket in ("1", "2", "3"):
+        turns.ask("a", ticket, "rollout", ("rollout-0",))
+        turns.give_back("a", turns.grant()[0].epoch)
+        turns.ask("a", f"{ticket}t", "train", ("train-0",))
+        turns.give_back("a", turns.grant()[0].epoch)
+    turns.join("b", seat(1))
+    turns.ask("b", "b1", "rollout", ("rollout-0",))
+    turns.ask("a", "4", "rollout", ("rollout-0",))
+    assert [permit.job for permit in turns.grant()] == ["a"]
+
+
+def test_a_cold_start_goes_ahead_of_the_cycle_but_not_of_the_holder() -> None:
+    turns = Turns()
+    turns.join("a", seat(0))
+    turns.join("b", seat(1))
+    turns.ask("a", "a1", "train", ("train-0",))
+    held = turns.grant()[0]
+    turns.ask("b", "b1", "train", ("train-0",))
+    turns.ask("new", "n1", "train", ("train-0",), visit=True)
+    assert turns.grant() == []
+    turns.give_back("a", held.epoch)
+    assert [permit.job for permit in turns.grant()] == ["new"]
+
+
+def test_an_old_epoch_is_refused() -> None:
+    turns = Turns()
+    turns.join("a", seat(0))
+    turns.ask("a", "1", "rollout", ("rollout-0",))
+    old = turns.grant()[0].epoch
+    turns.give_back("a", old)
+    turns.ask("a", "2", "train", ("train-0",))
+    new = turns.grant()[0].epoch
+    assert new > old
+    with pytest.raises(StalePermit, match=f"number {old}.*now holds number {new}"):
+        turns.give_back("a", old)
+    assert turns.holder("train-0") == "a"
+
+
+def test_asking_twice_is_asking_once() -> None:
+    turns = Turns()
+    turns.join("a", seat(0))
+    turns.ask("a", "1", "rollout", ("rollout-0",))
+    turns.ask("a", "1", "rollout", ("rollout-0",))
+    permit = turns.grant()[0]
+    turns.ask("a", "1", "rollout", ("rollout-0",))
+    assert turns.grant() == [] and turns.permits["a"] == permit
+    with pytest.raises(StalePermit, match="another process"):
+        turns.ask("a", "other", "rollout", ("rollout-0",))
+
+
+def test_who_is_moved_takes_its_next_turn_on_the_new_nodes() -> None:
+    turns = Turns()
+    turns.join("a", seat(0))
+    turns.ask("a", "1", "rollout", ("rollout-0",))
+    turns.reseat({"a": Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 0)})
+    assert turns.grant()[0].nodes == ("rollout-1",)
