@@ -13,6 +13,7 @@ from rollweave.observability import report_charts as charts
 from rollweave.observability import report_sections as sections
 from rollweave.observability.report_charts import curve_svg
 from rollweave.observability.report_data import Run, load_run
+from rollweave.observability.report_prediction import prediction
 from rollweave.observability.report_style import CHART_CSS, PAGE_CSS, SCRIPT, VARIABLES
 
 __all__ = ["curve_svg", "page", "write_report"]
@@ -42,6 +43,7 @@ def page(run: Run) -> str:
         _thirds("Queue", charts.queue(run)),
         _thirds("What was consumed", charts.fate(run)),
         _thirds("Off-policy", charts.off_policy(run)),
+        prediction(run),
         sections.ledger(run),
         sections.waits(run),
         sections.transcripts(run),
