@@ -39,3 +39,9 @@ def _write(file: Path, content: str) -> None:
         file.write_text(content, encoding="utf-8")
     except OSError as error:
         raise RunFolderError(f"cannot write {file}: {error.strerror}. Choose another place") from error
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    """What `rollweave experiments run all --json` printed, kept in a file."""
+    loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return loaded

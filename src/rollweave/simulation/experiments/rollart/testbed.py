@@ -1,4 +1,5 @@
-"""RollArt's evaluation setup (section 7.1), at half its size: 128 GPUs and 512 trajectories a step become 64 and 256.
+"""RollArt's evaluation setup (section 7.1), at a quarter of its size: 128 GPUs and 512 trajectories a step become 32
+and 128. As many environments as a batch has members, as in the public ROLL (`num_env_groups x group_size`).
 
 Baselines have H800 only and blocking weight updates within their cluster. RollArt has H20 instead of a third of its
 rollout GPUs, sends math and game there, and moves weights in the background.
@@ -15,7 +16,7 @@ MODELS = {"8B": "qwen3-8b", "14B": "qwen3-14b", "32B": "qwen3-32b"}
 TENSOR_PARALLEL = {"8B": 1, "14B": 2, "32B": 4}
 DECODE_HEAVY = ("gem-math", "gem-game")
 
-SCALE, SMALL_SCALE = 2, 8
+SCALE, SMALL_SCALE = 4, 8
 """All counts of the paper are divided by this."""
 
 MODES: dict[str, Data] = {
@@ -50,11 +51,15 @@ def rollart(model: str, seed: int, small: bool, alpha: float = 1, scale: int = S
         pool("rollout", "H20", 32 // scale, parallel, DECODE_HEAVY),
         pool("train", "H800", 32 // scale),
     ]
-    return _run(model, pools, seed, small, scale, pipeline={"type": "rollart", "alpha": alpha}, **more)
+    return _run(model, pools, seed, small, scale, **{"pipeline": {"type": "rollart", "alpha": alpha}, **more})
+
+
+def batch(scale: int) -> Data:
+    return rollout(64 // scale, environments=512 // scale)
 
 
 def _run(model: str, pools: list[Data], seed: int, small: bool, scale: int, **more: Any) -> Outcome:
-    steps = {"steps": 2} if small else {"steps": 4}
+    steps = {"steps": 2} if small else {"steps": 6, "warmup": 2}
     return measured(
-        pools, tasks(model), **{"seed": seed, "model": MODELS[model], "rollout": rollout(64 // scale), **steps, **more}
+        pools, tasks(model), **{"seed": seed, "model": MODELS[model], "rollout": batch(scale), **steps, **more}
     )

@@ -24,7 +24,7 @@ OBSERVED_EVERY_S = 1800.0
 
 
 def measure(seed: int, small: bool) -> Measurement:
-    trace = generate(12 if small else 100, seed)
+    trace = generate(6 if small else 100, seed)
     values, holds = {}, {}
     for name, factors in SETS.items():
         ours, oracle = (_replay(policy, trace, factors, seed) for policy in ("rollmux", "regroup"))

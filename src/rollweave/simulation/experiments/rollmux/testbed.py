@@ -23,7 +23,7 @@ MIXES = {"A to E": "ABCDE", "A and B": "AB", "D and E": "DE", "D": "D", "E": "E"
 
 
 def measure(seed: int, small: bool) -> Measurement:
-    jobs = 20 if small else JOBS
+    jobs = 10 if small else JOBS
     found = {name: _compare(types, jobs, seed) for name, types in MIXES.items()}
     runs = found["A to E"]
     ours, alone = runs["rollmux"], runs["solo-d"]
