@@ -14,6 +14,7 @@ from rollweave.mux.apply import tried
 from rollweave.mux.group import Group
 from rollweave.mux.horizon import HOUR, bill, finishes
 from rollweave.mux.job import Job
+from rollweave.mux.outlook import Views
 from rollweave.mux.placement import find_place, moved
 from rollweave.mux.plan import Plan
 from rollweave.mux.policy import Policy
@@ -26,13 +27,13 @@ LARGEST = 3
 def consolidated(state: ClusterState, left: int, now: float, policy: Policy) -> Plan:
     """The moves worth making now that a job has left group `left`."""
     plan = Plan()
-    budget = policy.max_visits
+    budget, views = policy.max_visits, Views(now, policy)
     for number in _by_promise(state, left, now):
         if budget <= 0:
             break
         if number in state.groups:
             budget -= len(state.groups) * state.groups[number].size
-            moves = _emptied(state, state.groups[number], now, policy)
+            moves = _emptied(state, state.groups[number], now, policy, views)
             if moves:
                 state = tried(state, moves, now)
                 plan += moves
@@ -49,22 +50,21 @@ def _by_promise(state: ClusterState, left: int, now: float) -> list[int]:
     return first + small
 
 
-def _emptied(state: ClusterState, group: Group, now: float, policy: Policy) -> Plan:
+def _emptied(state: ClusterState, group: Group, now: float, policy: Policy, views: Views) -> Plan:
     """Moves of all members of the group, or none."""
     members = [state.jobs[name] for name in group.jobs]
     if any(now - job.moved_at < policy.move_cooldown_s or job.resumes_at > now for job in members):
         return Plan()
-    before = _worth(state, group, now, policy)
-    plan, spent = Plan(), 0.0
+    left = _worth(state, group, now, policy)
+    plan = Plan()
     for job in sorted(members, key=lambda member: -member.solo_s):
         mover = replace(job)
         mover.pause(now)
-        place = find_place(state, mover, now, policy, skip=group.id, alone=False).best
-        if place is None:
+        left -= move_price(state, job, policy)
+        place = find_place(state, mover, now, policy, skip=group.id, below=left, views=views).best
+        if place is None or place.score >= left:
             return Plan()
-        spent += place.score + move_price(state, job, policy)
-        if spent >= before:
-            return Plan()
+        left -= place.score
         moves = Plan(moved(state, job, place, f"empties group {group.id}"))
         state = tried(state, moves, now)
         plan += moves

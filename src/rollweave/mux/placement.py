@@ -11,6 +11,7 @@ the best price found. For Algorithm 1 floor and price are the same, so the first
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -18,7 +19,7 @@ from rollweave.mux.group import Group, Mode
 from rollweave.mux.horizon import HOUR, bill, finishes
 from rollweave.mux.job import Job
 from rollweave.mux.order import best_order
-from rollweave.mux.outlook import Candidate, Newcomer, survey
+from rollweave.mux.outlook import Candidate, Newcomer, Survey, Views
 from rollweave.mux.plan import Rejection, Step
 from rollweave.mux.policy import Policy
 from rollweave.mux.slo import Late, Verdict, judge
@@ -46,27 +47,33 @@ class Search:
     rejections: list[Rejection] = field(default_factory=list)
 
 
-def find_place(state: ClusterState, job: Job, now: float, policy: Policy, skip: int = 0, alone: bool = True) -> Search:
-    """The best place for `job` among all groups but `skip`, and (if `alone`) a new group."""
+def find_place(
+    state: ClusterState,
+    job: Job,
+    now: float,
+    policy: Policy,
+    skip: int = 0,
+    below: float | None = None,
+    views: Views | None = None,
+) -> Search:
+    """The best place for `job` among all groups but `skip`; with `below` only one with a lower score, else also a
+    group of its own. `views` of the same decision save work."""
     newcomer = Newcomer(job, now, policy)
-    search = Search()
-    candidates: list[Candidate] = []
+    survey = Survey(state, newcomer, views or Views(now, policy))
     for group in state.groups.values():
         if group.id != skip:
-            refused = survey(state, group, newcomer, candidates)
-            if refused is not None:
-                search.rejections.append(refused)
-    candidates.sort(key=attrgetter("floor"))  # stable: the first found wins a tie
-    best = _own_group(state, newcomer) if alone else None
-    for number, candidate in enumerate(candidates):
-        if number >= policy.max_judged or (best is not None and candidate.floor >= best.score):
+            survey.visit(group)
+    search = Search(None, survey.rejections)
+    search.best = _own_group(state, newcomer) if below is None else None
+    survey.candidates.sort(key=attrgetter("floor"))  # stable: the first found wins a tie
+    for candidate in survey.candidates[: policy.max_judged]:
+        if candidate.floor >= (search.best.score if search.best else below or math.inf):
             break
         answer = _judged(state, candidate, newcomer)
         if isinstance(answer, Rejection):
             search.rejections.append(answer)
-        elif best is None or answer.score < best.score:
-            best = answer
-    search.best = best
+        elif search.best is None or answer.score < search.best.score:
+            search.best = answer
     return search
 
 
@@ -84,7 +91,7 @@ def _judged(state: ClusterState, candidate: Candidate, newcomer: Newcomer) -> Pl
     """Look closely: can the group run with the newcomer there, in which mode, and at what price?"""
     group, job, policy = candidate.group, newcomer.job, newcomer.policy
     trial = group.copy()
-    trial.add(job.id, newcomer.phases(group.width), candidate.nodes)
+    trial.add(job.id, newcomer.at(group.width).phases, candidate.nodes)
     trial.order = best_order(trial) if policy.order_search and trial.gang else trial.order
     jobs = _Members(state.jobs, job)
     verdicts = [judge(trial, jobs, newcomer.now, policy, mode) for mode in _modes(trial, candidate, policy)]

@@ -33,11 +33,9 @@ class Policy:
     """Judge the SLO of a whole job (its deadline), so that time saved early may be spent later."""
     guard_iters: float = 0.0
     """With banking: iterations kept in reserve per job for the transient after every change of its group."""
-    reserve: float = 0.0
-    """With banking: share of the time left that is never planned away."""
     max_judged: int = 1_000_000
     """Candidates looked at closely per placement, cheapest first."""
-    max_visits: int = 3000
+    max_visits: int = 1500
     """Groups visited per departure by the consolidation."""
     move_cooldown_s: float = 3600.0
     drift_window: int = 5
@@ -59,9 +57,9 @@ DEFAULT = Policy(
     adaptive=True,
     banking=True,
     guard_iters=1.0,
-    reserve=0.01,
+    max_judged=24,
 )
-PER_ITERATION = replace(DEFAULT, banking=False, fifo="bound", guard_iters=0.0, reserve=0.0)
+PER_ITERATION = replace(DEFAULT, banking=False, fifo="bound", guard_iters=0.0)
 """Everything that does not need the job-level reading of an SLO."""
 
 POLICIES = {"rollmux": ROLLMUX, "default": DEFAULT, "per-iteration": PER_ITERATION}

@@ -44,17 +44,16 @@ def by_deadline(job: Job, policy: Policy) -> bool:
     return policy.banking and not math.isinf(job.n_iters)
 
 
-def time_left(job: Job, now: float, policy: Policy) -> float:
-    """Seconds until its deadline that may be planned with, from when it can run again."""
-    left = job.deadline - max(now, job.resumes_at)
-    return left - policy.reserve * max(0.0, left - job.remaining(now) * job.solo_s)
+def time_left(job: Job, now: float) -> float:
+    """Seconds until its deadline, from when it can run again."""
+    return job.deadline - max(now, job.resumes_at)
 
 
 def limit(job: Job, now: float, policy: Policy) -> float:
     """The longest mean iteration the job tolerates from now on."""
     promised = job.slo * job.solo_s
     if by_deadline(job, policy):
-        return time_left(job, now, policy) / (job.remaining(now) + policy.guard_iters)
+        return time_left(job, now) / (job.remaining(now) + policy.guard_iters)
     if math.isinf(job.moved_at) or math.isinf(job.n_iters):
         return promised
     # A move stops it while its clock goes on: what is left of the promise may be less.
@@ -92,7 +91,7 @@ def _late_fifo(group: Group, job: Job, mean: float, now: float, policy: Policy) 
     worst = fifo_worst(group, job.id)
     if not by_deadline(job, policy):
         return _late(job, worst, now, policy)
-    rest, left = job.remaining(now), time_left(job, now, policy)
+    rest, left = job.remaining(now), time_left(job, now)
     if min(worst * rest, fifo_bound(group, job.id).within(rest)) <= left * SLACK:
         return None
     tolerated = (left - worst - job.profile.move_s) / rest
