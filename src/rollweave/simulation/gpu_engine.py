@@ -29,6 +29,7 @@ from rollweave.seeds import generator
 from rollweave.simulation.caches import IdleCaches
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.engine import SyncModel, simulated_fingerprint
+from rollweave.simulation.prefill import PrefillPool
 from rollweave.simulation.script import Script
 from rollweave.simulation.stretch import Stretch
 from rollweave.simulation.turn import Turn, Versions
@@ -53,8 +54,9 @@ class GpuEngine:
         prefix_cache: bool = True,
         answer_tokens: Callable[[Request], int] = scripted,
         recorder: Emitter | None = None,
+        prefill: PrefillPool | None = None,
     ) -> None:
-        """`recorder` hears of every turn."""
+        """`recorder` hears of every turn; with `prefill` this engine decodes what workers of that pool computed."""
         self.costs = costs
         self._clock = clock
         self._in_flight = in_flight
@@ -62,13 +64,14 @@ class GpuEngine:
         self._number = number
         self._answer_tokens = answer_tokens
         self._recorder = recorder
+        self._prefill = prefill
         self._stats = EngineStats()
         self._versions = Versions()
         self._waiting: deque[Turn] = deque()
         self._running: dict[str, Turn] = {}
         self._ends: list[tuple[int, int, Turn]] = []
-        """(last step, arrival, turn), a heap; who has left meanwhile is skipped."""
-        self._arrivals = 0
+        """(last step, ticket, turn), a heap; who has left meanwhile, or came back with another ticket, is skipped."""
+        self._tickets = 0
         self._caches = IdleCaches(enabled=prefix_cache)
         self._stretch = Stretch()
         self._stretch.per_token = costs.per_cached_token
@@ -83,12 +86,14 @@ class GpuEngine:
     # ------------------------------------------------------------------------------------------------ the contract
 
     async def generate(self, request: Request) -> Completion:
+        started = self._clock.now()
         turn = Turn(request, self._clock.loop.create_future(), self._answer_tokens(request))
+        if self._prefill is not None:
+            await self._compute_elsewhere(turn, self._prefill)
         self._waiting.append(turn)
         if not self._standing:
             self._to_boundary()
             self._plan()
-        started = self._clock.now()
         try:
             completion = await turn.done
         except asyncio.CancelledError:
@@ -103,6 +108,11 @@ class GpuEngine:
         id, tag = turn.request.id, turn.request.tag
         self._recorder.emit("turn.end", id=id, tag=tag, engine=self._number, tokens=turn.drawn, seconds=seconds)
 
+    async def _compute_elsewhere(self, turn: Turn, prefill: PrefillPool) -> None:
+        new = await prefill.compute(turn.request.trajectory, turn.context, self._versions.current)
+        self._stats.prefilled_tokens += new
+        turn.computed = True
+
     def abort(self, request_id: str) -> None:
         turn = self._running.get(request_id) or next((t for t in self._waiting if t.request.id == request_id), None)
         if turn is not None and not turn.done.done():
@@ -111,6 +121,8 @@ class GpuEngine:
 
     def release(self, trajectory: str) -> None:
         self._caches.drop(trajectory)
+        if self._prefill is not None:
+            self._prefill.release(trajectory)
 
     async def suspend(self) -> None:
         """The step under way ends first."""
@@ -217,17 +229,20 @@ class GpuEngine:
 
     def _plan(self) -> None:
         """Let in who waits, then set the timer for the next change of the batch."""
-        if self._waiting:
-            self._let_in()
         self._stop_timer()
+        steps = self._steps_to_change()
+        if self._waiting and steps > 0:  # else somebody leaves first
+            self._let_in()
+            steps = self._steps_to_change()
         if not self._running:
             return
-        steps = self._steps_to_change()
         self._timer = self._clock.loop.call_at(self._since + self._stretch.seconds(steps), self._change, steps)
 
     def _steps_to_change(self) -> int:
         ends, running = self._ends, self._running
-        while running.get(ends[0][2].request.id) is not ends[0][2]:
+        if not running:
+            return 1
+        while ends[0][2].ticket != ends[0][1]:
             heapq.heappop(ends)
         steps = ends[0][0] - self._step
         room = self.costs.kv_tokens - self._stretch.cached
@@ -247,8 +262,8 @@ class GpuEngine:
     def _end_due(self) -> None:
         ends, step = self._ends, self._step
         while ends and ends[0][0] <= step:
-            turn = heapq.heappop(ends)[2]
-            if self._running.get(turn.request.id) is turn:
+            _, ticket, turn = heapq.heappop(ends)
+            if turn.ticket == ticket:
                 self._leave(turn)
                 self._stats.sampled_tokens += turn.drawn
                 if not turn.done.done():
@@ -289,6 +304,9 @@ class GpuEngine:
         """Tokens of its context that need not be computed, and books those that must."""
         cache = self._caches.take(turn.request.trajectory)
         turn.kv_version = self._versions.current
+        if turn.computed:
+            turn.computed = False
+            return turn.context
         if cache is None:
             known = lost = 0
         elif cache.version == self._versions.current or self._in_flight == "keep":
@@ -305,15 +323,18 @@ class GpuEngine:
     def _join(self, turns: list[Turn], new: int, new_pairs: float) -> None:
         costs, stretch = self.costs, self._stretch
         batch = len(self._running)
-        stretch.more += costs.prefill(new, new_pairs, batch)
         stretch.tokens_more += new
-        stretch.steps_more = max(stretch.steps_more, costs.prefill_steps(ceil(stretch.tokens_more)))
+        stretch.pairs_more += new_pairs
+        tokens = ceil(stretch.tokens_more)
+        stretch.steps_more = max(stretch.steps_more, costs.prefill_steps(tokens))
+        # Of all that is to be computed, not only of what is new: together it may be too much to hide behind the reads.
+        stretch.more = stretch.recompute + costs.prefill(tokens, stretch.pairs_more, batch)
         self._resize()
         for turn in turns:
             turn.joined = self._step
             turn.from_step = self._step + stretch.steps_more - 1
-            self._arrivals += 1
-            heapq.heappush(self._ends, (turn.last_step, self._arrivals, turn))
+            turn.ticket = self._tickets = self._tickets + 1
+            heapq.heappush(self._ends, (turn.last_step, turn.ticket, turn))
         self._stats.evictions += self._caches.shrink(costs.kv_tokens - stretch.cached)
 
     def _resize(self) -> None:
@@ -323,6 +344,7 @@ class GpuEngine:
     def _leave(self, turn: Turn, step: int | None = None, keep_cache: bool = True) -> None:
         """Out of the batch, with what it has drawn up to this step."""
         del self._running[turn.request.id]
+        turn.ticket = 0
         self._stretch.cached -= turn.context + self._step - turn.joined
         before = turn.drawn
         turn.leave(self._step if step is None else step, self._versions)
@@ -332,7 +354,7 @@ class GpuEngine:
             self._stats.evictions += self._caches.shrink(self.costs.kv_tokens - self._stretch.cached)
         self._resize()
         if not self._running:
-            self._stretch.more, self._stretch.steps_more, self._stretch.tokens_more = 0.0, 0, 0.0
+            self._stretch.forget_more()
 
     def _withdraw(self, turn: Turn) -> None:
         """Whoever asked has gone, or wants it to end: what was drawn counts as sampled."""
@@ -369,6 +391,7 @@ class GpuEngine:
         self._stats.recomputed_tokens += tokens
         self._stats.recompute_seconds += seconds
         self._stretch.more += seconds
+        self._stretch.recompute += seconds
         self._stretch.steps_more = max(1, self._stretch.steps_more)
 
     def _restart_all(self) -> None:

@@ -22,6 +22,7 @@ from rollweave.simulation.gpu_engine import GpuEngine
 from rollweave.simulation.gpu_trainer import GpuTrainer
 from rollweave.simulation.host_time import environments
 from rollweave.simulation.judge import Judge, JudgeModel
+from rollweave.simulation.prefill import PrefillPool
 from rollweave.simulation.script import ScriptedDialogue
 from rollweave.simulation.scripted_environment import WorkloadRewards
 from rollweave.simulation.workloads.source import Workload
@@ -37,6 +38,7 @@ class Machines:
     core: GpuTrainer
     """The trainer itself, whatever it is wrapped in."""
     judge: Judge | None
+    prefill: PrefillPool | None = None
 
 
 def build(
@@ -44,20 +46,26 @@ def build(
 ) -> Machines:
     """`recorder` hears of every turn; a `judge` may belong to several jobs."""
     sync = weight_model(scenario)
-    engines, pools = _engines(scenario, job, sync, clock, recorder)
+    prefill = _prefill(scenario, clock)
+    engines, pools = _engines(scenario, job, sync, clock, recorder, prefill)
     core = GpuTrainer(clock, training_costs(scenario), sync.publish)
     shared = bool(scenario.cluster.of_role("colocated"))
     trainer: Trainer = TakingTurns(core, engines) if shared else core
-    return Machines(engines, pools, trainer, core, judge or make_judge(scenario, clock))
+    return Machines(engines, pools, trainer, core, judge or make_judge(scenario, clock), prefill)
 
 
 def _engines(
-    scenario: Scenario, job: Job, sync: SyncModel, clock: Clock, recorder: Emitter | None
+    scenario: Scenario,
+    job: Job,
+    sync: SyncModel,
+    clock: Clock,
+    recorder: Emitter | None,
+    prefill: PrefillPool | None,
 ) -> tuple[list[GpuEngine], list[Pool]]:
     engines: list[GpuEngine] = []
     pools: list[Pool] = []
     for pool in scenario.cluster.pools:
-        if pool.role not in GENERATES:
+        if pool.role not in GENERATES or pool.role == "prefill":
             continue
         costs = engine_costs(scenario, pool)
         if costs.kv_tokens < job.rollout.max_context:
@@ -75,10 +83,16 @@ def _engines(
                     number=len(engines),
                     prefix_cache=scenario.prefix_cache,
                     recorder=recorder,
+                    prefill=prefill if pool.role == "decode" else None,
                 )
             )
             pools.append(pool)
     return engines, pools
+
+
+def _prefill(scenario: Scenario, clock: Clock) -> PrefillPool | None:
+    pools = scenario.cluster.of_role("prefill")
+    return PrefillPool(clock, engine_costs(scenario, pools[0]), pools[0].workers) if pools else None
 
 
 def make_judge(scenario: Scenario, clock: Clock) -> Judge | None:

@@ -28,8 +28,7 @@ class _Mark:
     trainer: float = 0.0
     judge_busy: float = 0.0
     judge_paid: float = 0.0
-    sync: float = 0.0
-    exposed: float = 0.0
+    prefill: float = 0.0
 
 
 class Measure:
@@ -110,13 +109,16 @@ class Measure:
             machines.core.busy_seconds,
             judge.busy if judge else 0.0,
             judge.paid if judge else 0.0,
+            machines.prefill.busy_seconds if machines.prefill else 0.0,
         )
 
     def _pool_use(self, pool: Pool, end: _Mark) -> PoolUse:
         start = self._start
         elapsed = end.time - start.time
         busy, paid = 0.0, elapsed
-        if pool.role in GENERATES:
+        if pool.role == "prefill":
+            busy = (end.prefill - start.prefill) / pool.workers
+        elif pool.role in GENERATES:
             mine = [n for n, owner in enumerate(self._machines.pools) if owner is pool]
             busy = fmean(end.engines[n] - start.engines[n] for n in mine)
         if pool.role in ("train", "colocated"):

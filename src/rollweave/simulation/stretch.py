@@ -13,7 +13,10 @@ from math import floor, sqrt
 
 
 class Stretch:
-    __slots__ = ("batch", "cached", "fixed", "more", "per_token", "steps_more", "tokens_more")
+    __slots__ = (
+        *("batch", "cached", "fixed", "more", "pairs_more", "per_token", "recompute"),
+        *("steps_more", "tokens_more"),
+    )
 
     def __init__(self) -> None:
         self.batch = 0
@@ -27,6 +30,9 @@ class Stretch:
         """... over so many steps ..."""
         self.tokens_more = 0.0
         """... of so many tokens: whoever joins before they are computed shares their steps."""
+        self.pairs_more = 0.0
+        self.recompute = 0.0
+        """Seconds of `more` in which caches are rebuilt under new weights."""
 
     def seconds(self, steps: int) -> float:
         """How long so many steps take from now on."""
@@ -50,9 +56,16 @@ class Stretch:
         self.cached += steps * self.batch
         if self.steps_more:
             left = max(0, self.steps_more - steps)
-            self.more *= left / self.steps_more
-            self.tokens_more *= left / self.steps_more
+            share = left / self.steps_more
             self.steps_more = left
+            self.more *= share
+            self.tokens_more *= share
+            self.pairs_more *= share
+            self.recompute *= share
+
+    def forget_more(self) -> None:
+        self.more = self.tokens_more = self.pairs_more = self.recompute = 0.0
+        self.steps_more = 0
 
     def _inverse(self, seconds: float, fixed: float) -> int:
         """The root of `seconds(k) = seconds`, rounded down; a billionth of a step is forgiven."""

@@ -45,8 +45,8 @@ class Versions:
 
 class Turn:
     __slots__ = (
-        *("context", "done", "drawn", "finish", "from_step", "joined"),
-        *("kv_version", "limit", "preempted", "request", "spans"),
+        *("computed", "context", "done", "drawn", "finish", "from_step", "joined"),
+        *("kv_version", "limit", "preempted", "request", "spans", "ticket"),
     )
 
     def __init__(self, request: Request, done: asyncio.Future[Completion], wanted: int) -> None:
@@ -59,10 +59,14 @@ class Turn:
         self.drawn = 0
         """Tokens before it joined (again)."""
         self.spans: list[Span] = []
+        self.ticket = 0
+        """Its place in the batch; 0: it has none."""
         self.joined = 0
         """Step at which it joined the batch."""
         self.from_step = 0
         """It draws a token in each step after this one: its context is computed."""
+        self.computed = False
+        """A prefill worker has handed over the cache of its context."""
         self.preempted = False
         """Its cache was taken away to make room: all of its context is computed again."""
         self.kv_version = 0
@@ -91,7 +95,7 @@ class Turn:
         return Completion(self.request.id, self.spans, "aborted" if aborted else self.finish)
 
     def _append(self, count: int, version: int) -> None:
-        kv_version = self.kv_version if self.kv_version != version else None
+        kv_version = self.kv_version if self.kv_version < version else None
         last = self.spans[-1] if self.spans else None
         if last is not None and (last.version, last.kv_version) == (version, kv_version):
             count += len(last.tokens)

@@ -1,0 +1,311 @@
+"""The simulated GPU engine: advanced per event, it must do what an engine that makes every step would do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollweave.clock import Clock, run_virtual
+from rollweave.config.constants import Constants
+from rollweave.config.hardware import DEVICES
+from rollweave.config.job import InFlight
+from rollweave.config.models import MODELS
+from rollweave.engines.protocol import Completion, Request, Sampling
+from rollweave.simulation.costs.roofline import EngineCosts, pairs
+from rollweave.simulation.gpu_engine import GpuEngine
+from rollweave.simulation.script import Script
+
+MODEL = MODELS["qwen3-8b"]
+
+
+def costs(
+    device: str = "H20", kv_tokens: int | None = None, max_batch: int | None = None, **constants: Any
+) -> EngineCosts:
+    made = EngineCosts(MODEL, DEVICES[device], Constants(**constants))
+    made.kv_tokens = kv_tokens or made.kv_tokens
+    made.max_batch = max_batch or made.max_batch
+    return made
+
+
+def request(id: str, context: int, answer: int, trajectory: str = "", max_tokens: int = 10**6) -> Request:
+    return Request(id, trajectory or id, Script(context, answer), 0, Sampling(max_tokens=max_tokens))
+
+
+def versions(completion: Completion) -> list[tuple[int | None, int]]:
+    return [(span.version, len(span.tokens)) for span in completion.spans]
+
+
+def tokens(completion: Completion) -> int:
+    return sum(len(span.tokens) for span in completion.spans)
+
+
+# -------------------------------------------------------------------------------- against an engine that steps
+
+
+@dataclass
+class Asked:
+    at: float
+    context: int
+    answer: int
+
+
+@dataclass
+class Stepping:
+    """One step at a time, as the docstrings of `roofline` and `gpu_engine` say it."""
+
+    costs: EngineCosts
+    asked: list[Asked]
+    ended: dict[int, float] = field(default_factory=dict)
+
+    def run(self) -> dict[int, float]:
+        now, waiting = 0.0, sorted(range(len(self.asked)), key=lambda n: self.asked[n].at)
+        running: dict[int, int] = {}
+        while waiting or running:
+            if not running:
+                now = max(now, self.asked[waiting[0]].at)
+            new, new_pairs = 0, 0.0
+            while waiting and self.asked[waiting[0]].at <= now + 1e-9 and len(running) < self.costs.max_batch:
+                number = waiting.pop(0)
+                context = self.asked[number].context
+                running[number] = 0
+                new += context
+                new_pairs += pairs(context, context)
+            cached = sum(self.asked[n].context + drawn for n, drawn in running.items())
+            now += self.costs.fixed(len(running)) + self.costs.per_cached_token * cached
+            if new:
+                now += self.costs.prefill(new, new_pairs, len(running))
+            running = {n: drawn + 1 for n, drawn in running.items()}
+            for n in [n for n, drawn in running.items() if drawn == self.asked[n].answer]:
+                del running[n]
+                self.ended[n] = now
+        return self.ended
+
+
+async def play(clock: Clock, engine: GpuEngine, asked: list[Asked]) -> dict[int, float]:
+    ended: dict[int, float] = {}
+
+    async def one(number: int, asked: Asked) -> None:
+        await clock.sleep(asked.at)
+        completion = await engine.generate(request(str(number), asked.context, asked.answer))
+        assert tokens(completion) == asked.answer
+        ended[number] = clock.now()
+
+    async with asyncio.TaskGroup() as tasks:
+        for number, each in enumerate(asked):
+            tasks.create_task(one(number, each))
+    return ended
+
+
+work = st.lists(
+    st.builds(Asked, st.floats(0, 3).map(lambda x: round(x, 3)), st.integers(1, 900), st.integers(1, 120)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(work, st.sampled_from(["H20", "H800"]), st.sampled_from([1, 2, 256]))
+@settings(max_examples=150, deadline=None)
+def test_it_ends_every_request_when_an_engine_that_makes_every_step_would(
+    asked: list[Asked], device: str, max_batch: int
+) -> None:
+    model = costs(device, max_batch=max_batch)
+    ended = run_virtual(lambda clock: play(clock, GpuEngine(clock, model, prefix_cache=False), asked))
+    expected = Stepping(model, asked).run()
+    assert ended == pytest.approx(expected, abs=1e-6)
+
+
+@given(work, st.sampled_from(["H20", "H800", "A100"]))
+@settings(max_examples=60, deadline=None)
+def test_no_engine_beats_its_roofline(asked: list[Asked], device: str) -> None:
+    """Even with every efficiency 1 and no overhead: neither the arithmetic nor the bytes of the work fit into less."""
+    perfect = costs(device, compute_efficiency=1.0, bandwidth_efficiency=1.0, step_overhead=0.0)
+
+    async def main(clock: Clock) -> float:
+        engine = GpuEngine(clock, perfect, prefix_cache=False)
+        await play(clock, engine, asked)
+        return engine.busy_seconds()
+
+    busy = run_virtual(main)
+    peak, bandwidth = DEVICES[device].tflops * 1e12, DEVICES[device].bandwidth * 1e12
+    flops = sum(2 * MODEL.params * (each.context + each.answer - 1) for each in asked)
+    read = sum(MODEL.kv_bytes_per_token * each.context * each.answer for each in asked)
+    longest = max(each.answer for each in asked)
+    assert busy >= flops / peak * (1 - 1e-9)
+    assert busy >= (read + longest * MODEL.weight_bytes) / bandwidth * (1 - 1e-9)
+
+
+# ------------------------------------------------------------------------------------------ the engine's contract
+
+
+def drive(main: Any) -> Any:
+    return run_virtual(main)
+
+
+async def started(coroutine: Coroutine[Any, Any, Completion], clock: Clock) -> asyncio.Task[Completion]:
+    task = asyncio.ensure_future(coroutine)
+    await clock.sleep(0)
+    return task
+
+
+def test_an_aborted_request_returns_what_it_has() -> None:
+    async def main(clock: Clock) -> tuple[Completion, int]:
+        engine = GpuEngine(clock, costs())
+        task = await started(engine.generate(request("a", 100, 1000)), clock)
+        await clock.sleep(1.0)
+        engine.abort("a")
+        return await task, (await engine.stats()).sampled_tokens
+
+    completion, sampled = drive(main)
+    assert completion.finish == "aborted"
+    assert 50 < tokens(completion) < 300
+    assert sampled == tokens(completion)
+
+
+def test_a_cancelled_request_leaves_the_batch_and_its_tokens_count_as_sampled() -> None:
+    async def main(clock: Clock) -> tuple[float, int, int]:
+        engine = GpuEngine(clock, costs())
+        task = await started(engine.generate(request("a", 100, 10**5)), clock)
+        await clock.sleep(1.0)
+        task.cancel()
+        await asyncio.wait([task])
+        stats = await engine.stats()
+        began = clock.now()
+        await engine.generate(request("b", 100, 100))
+        return clock.now() - began, stats.running, stats.sampled_tokens
+
+    seconds, running, sampled = drive(main)
+    alone = costs()
+    assert running == 0 and sampled > 50
+    assert seconds == pytest.approx(Stepping(alone, [Asked(0, 100, 100)]).run()[0], abs=alone.fixed(2) * 1.5)
+
+
+def test_a_limit_cuts_an_answer() -> None:
+    async def main(clock: Clock) -> Completion:
+        return await GpuEngine(clock, costs()).generate(request("a", 10, 100, max_tokens=7))
+
+    completion = drive(main)
+    assert (completion.finish, tokens(completion)) == ("length", 7)
+
+
+async def update(engine: GpuEngine, version: int) -> None:
+    await engine.prepare(version)
+    await engine.suspend()
+    await engine.commit(version)
+    await engine.resume()
+
+
+@pytest.mark.parametrize("mode", ["recompute", "keep", "restart_turn"])
+def test_an_update_splits_the_spans_as_its_mode_says(mode: InFlight) -> None:
+    async def main(clock: Clock) -> tuple[Completion, Any]:
+        engine = GpuEngine(clock, costs(), in_flight=mode)
+        task = await started(engine.generate(request("a", 2000, 400)), clock)
+        await clock.sleep(1.0)
+        await update(engine, 1)
+        return await task, await engine.stats()
+
+    completion, stats = drive(main)
+    assert tokens(completion) == 400
+    if mode == "restart_turn":
+        assert versions(completion) == [(1, 400)]
+        assert stats.restarted_tokens > 0 and stats.sampled_tokens == 400 + stats.restarted_tokens
+        return
+    (old, before), (new, after) = versions(completion)
+    assert (old, new) == (0, 1) and before > 50 and after > 50
+    assert [span.kv_version for span in completion.spans] == [None, 0 if mode == "keep" else None]
+    assert (stats.recompute_seconds > 0) == (mode == "recompute")
+    assert stats.recomputed_tokens == (2000 + before if mode == "recompute" else 0)
+
+
+def test_standing_still_costs_exactly_its_time() -> None:
+    async def main(clock: Clock, pause: float) -> float:
+        engine = GpuEngine(clock, costs())
+        task = await started(engine.generate(request("a", 100, 200)), clock)
+        await clock.sleep(0.5)
+        await engine.suspend()
+        await clock.sleep(pause)
+        await engine.resume()
+        await task
+        return clock.now()
+
+    assert drive(lambda clock: main(clock, 7.0)) == pytest.approx(drive(lambda clock: main(clock, 0.0)) + 7.0)
+
+
+def test_the_next_turn_computes_only_what_is_new_until_the_weights_change() -> None:
+    async def main(clock: Clock) -> list[int]:
+        engine = GpuEngine(clock, costs())
+        prefilled = []
+        for turn, context in enumerate((1000, 1200, 1400)):
+            if turn == 2:
+                await update(engine, 1)
+            await engine.generate(request(f"a#{turn}", context, 50, trajectory="a"))
+            stats = await engine.stats()
+            prefilled.append(stats.prefilled_tokens + stats.recomputed_tokens)
+        return prefilled
+
+    first, second, third = drive(main)
+    assert first == 1000
+    assert second - first == 1200 - 1050
+    assert third - second == 1400
+
+
+def test_a_full_cache_preempts_and_nothing_is_lost() -> None:
+    async def main(clock: Clock) -> tuple[dict[int, float], Any]:
+        engine = GpuEngine(clock, costs(kv_tokens=3000))
+        asked = [Asked(0.0, 500, 700) for _ in range(5)]
+        return await play(clock, engine, asked), await engine.stats()
+
+    ended, stats = drive(main)
+    assert len(ended) == 5 and stats.sampled_tokens == 5 * 700
+    assert stats.evictions > 0 and stats.recomputed_tokens > 0
+
+
+def test_idle_caches_give_way_to_running_requests() -> None:
+    async def main(clock: Clock) -> Any:
+        engine = GpuEngine(clock, costs(kv_tokens=2000))
+        await engine.generate(request("a#1", 900, 50, trajectory="a"))
+        await engine.generate(request("b#1", 1500, 50, trajectory="b"))
+        before = (await engine.stats()).prefilled_tokens
+        await engine.generate(request("a#2", 1000, 50, trajectory="a"))
+        return (await engine.stats()).prefilled_tokens - before
+
+    assert drive(main) == 1000
+
+
+def test_what_a_dead_engine_was_asked_begins_again_with_its_successor() -> None:
+    async def main(clock: Clock) -> tuple[Completion, float, Any]:
+        engine = GpuEngine(clock, costs())
+        task = await started(engine.generate(request("a", 100, 200)), clock)
+        await clock.sleep(0.5)
+        engine.die()
+        await clock.sleep(10.0)
+        assert not task.done()
+        engine.revive()
+        return await task, clock.now(), await engine.stats()
+
+    completion, ended, stats = drive(main)
+    alone = Stepping(costs(), [Asked(0, 100, 200)]).run()[0]
+    assert tokens(completion) == 200
+    assert ended == pytest.approx(10.5 + alone)
+    assert stats.sampled_tokens == 200 + stats.restarted_tokens
+
+
+def test_experts_that_nobody_chose_are_not_read() -> None:
+    model = MODELS["qwen3-30b-a3b"]
+    assert model.params_read(1) == pytest.approx(model.active, rel=0.01)
+    assert model.params_read(1) < model.params_read(8) < model.params_read(512) <= model.params
+
+
+def test_grouped_query_attention_keeps_a_quarter_of_the_cache() -> None:
+    assert MODEL.kv_bytes_per_token == 2 * 36 * 8 * 128 * 2
+
+
+def test_tensor_parallelism_halves_the_work_but_pays_for_its_links() -> None:
+    one, two = EngineCosts(MODEL, DEVICES["H800"], Constants()), EngineCosts(MODEL, DEVICES["H800"], Constants(), 2)
+    assert one.products(4096) / 2 < two.products(4096) < one.products(4096)
+    assert two.kv_tokens > 2 * one.kv_tokens
