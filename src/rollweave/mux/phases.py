@@ -130,7 +130,7 @@ class PhaseWorld:
     def _join(self, runner: Runner, group: Group, now: float) -> None:
         """At the tail of the lap that rolls out now: whoever is in it already is not held up."""
         others = [other for other in self._present(group) if other is not runner]
-        runner.lap = max((other.next_lap(0) for other in others), default=0)
+        runner.lap = max((other.lap + other.stage.startswith("train") for other in others), default=0)
         self._queue(runner, "roll queue")
         if runner.began < 0:
             runner.last_end = now
@@ -206,16 +206,16 @@ class PhaseReplay(Replay):
     in_slo: float = 0.0
 
     def _step(self) -> bool:
+        if self._over():
+            return False
         world = self.world = self.world or PhaseWorld(self.state)
         until = self.events[0][0] if self.events else math.inf
         finished = world.run(until)
-        if finished is None and not self.events:
-            return False
         now = until if finished is None else finished[0]
         self.outcome.ledger.advance(self.state, now)
         world.report(now)
         if finished is None:
-            heapq.heappop(self.events)[2](now)
+            heapq.heappop(self.events)[3](now)
         else:
             self._book(world.runners[finished[1].id])
             self._depart(finished[1], now)

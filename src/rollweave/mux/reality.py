@@ -37,6 +37,8 @@ class Reality:
     """What each job was submitted with: the scheduler may have corrected its own copy since."""
     every_s: float = math.inf
     """How often jobs report their times."""
+    known: dict[int, tuple[object, dict[str, float]]] = field(default_factory=dict)
+    """Paces by group, and what they were computed from."""
 
     def settle(self, state: ClusterState, now: float) -> None:
         """Give every job the pace it really has from now on."""
@@ -53,17 +55,39 @@ class Reality:
         factor = self.drifts.get(job.id, Drift()).factor(job.done_at(now))
         return t_roll * factor, t_train * factor
 
+    def extra_s(self, job: Job) -> float:
+        """How much longer than profiled its work would take alone: what a drifting job does more of is not lateness."""
+        drift = self.drifts.get(job.id)
+        if drift is None:
+            return 0.0
+        t_roll, t_train = self.profiles.get(job.id, (job.profile.t_roll, job.profile.t_train))
+        grown = sum(drift.factor(number) - 1 for number in range(int(job.n_iters)))
+        return grown * (t_roll + t_train)
+
     def _paces(self, group: Group, state: ClusterState, now: float) -> dict[str, float]:
-        real = group.copy() if self.drifts else group
-        for name in group.jobs if self.drifts else ():
+        if self.drifts:
+            return self._computed(self._drifted(group, state, now))
+        made_of = (group.mode, tuple(group.pins.items()), tuple(group.phases.values()), group.order)
+        before, found = self.known.get(group.id, (None, {}))
+        if before != made_of:
+            found = self._computed(group)
+            self.known[group.id] = (made_of, found)
+        return found
+
+    def _drifted(self, group: Group, state: ClusterState, now: float) -> Group:
+        real = group.copy()
+        for name in group.jobs:
             job = state.jobs[name]
             t_roll, t_train = self.measured(job, now)
             own = group.phases[name]
             scale = own.train / job.profile.train_at(job.profile.n_train) if job.profile.t_train else 1.0
             real.retime(name, own._replace(roll=t_roll, train=t_train * scale))
-        if self.migration is None or real.mode != "rr" or real.gang or len(real.pins) == 1:
-            return paces(real)
-        return dict.fromkeys(real.pins, migrated_period(real, self.migration))
+        return real
+
+    def _computed(self, group: Group) -> dict[str, float]:
+        if self.migration is None or group.mode != "rr" or group.gang or len(group.pins) == 1:
+            return paces(group)
+        return dict.fromkeys(group.pins, migrated_period(group, self.migration))
 
 
 def migrated_period(group: Group, migration: Migration) -> float:

@@ -104,11 +104,13 @@ class Replay:
     """Seconds; only for the latency of decisions. Without one they are all 0 and a replay is the same every time."""
     reality: Reality | None = None
     outcome: Outcome = field(default_factory=Outcome)
-    events: list[tuple[float, int, Action]] = field(default_factory=list)
+    events: list[tuple[float, int, bool, Action]] = field(default_factory=list)
+    """Time, number, whether the replay has to go on for it (a look around is no reason to), what to do."""
     waiting: deque[Job] = field(default_factory=deque)
     """Submitted while the pools were full; tried again, in order, after each departure."""
     submitted: dict[str, float] = field(default_factory=dict)
     placed: dict[str, float] = field(default_factory=dict)
+    first_solo: dict[str, float] = field(default_factory=dict)
     number: int = 0
 
     def run(self, arrivals: Iterable[tuple[float, Job]], failures: Sequence[Failure] = ()) -> Outcome:
@@ -126,27 +128,31 @@ class Replay:
 
     def _step(self) -> bool:
         """One event: the next departure if it comes first (its nodes are free for whoever arrives then)."""
+        if self._over():
+            return False
         leaver = min(self.state.jobs.values(), key=lambda job: job.finish_at(), default=None)
         finish = leaver.finish_at() if leaver else math.inf
         if self.events and self.events[0][0] < finish:
-            now, _, action = heapq.heappop(self.events)
+            now, _, _, action = heapq.heappop(self.events)
             self.outcome.ledger.advance(self.state, now)
             action(now)
         elif leaver is not None:
             self.outcome.ledger.advance(self.state, finish)
             self._depart(leaver, finish)
-        else:
-            return False
         if self.reality is not None:
             self.reality.settle(self.state, self.outcome.ledger.now)
         return True
 
-    def _at(self, when: float, action: Action) -> None:
+    def _at(self, when: float, action: Action, counts: bool = True) -> None:
         self.number += 1
-        heapq.heappush(self.events, (when, self.number, action))
+        heapq.heappush(self.events, (when, self.number, counts, action))
+
+    def _over(self) -> bool:
+        return not self.state.jobs and not any(counts for _, _, counts, _ in self.events)
 
     def _arrive(self, job: Job, now: float) -> None:
         self.submitted.setdefault(job.id, now)
+        self.first_solo.setdefault(job.id, job.solo_s)
         plan = self._decide("arrive", job.id, now, lambda: self.decider.arrive(self.state, job, now), job)
         if any(step.kind == "wait" for step in plan.steps):
             self.waiting.append(job)
@@ -158,10 +164,17 @@ class Replay:
 
     def _depart(self, job: Job, now: float) -> None:
         submitted, placed = self.submitted[job.id], self.placed[job.id]
-        ended = Ended(job.id, submitted, job.profile.cold_s, placed - submitted, now, job.deadline)
+        ended = Ended(job.id, submitted, job.profile.cold_s, placed - submitted, now, self._deadline(job))
         self.outcome.ended.append(ended)
         self._decide("depart", job.id, now, lambda: self.decider.depart(self.state, job.id, now))
         self._retry(now)
+
+    def _deadline(self, job: Job) -> float:
+        if self.reality is None or not self.reality.drifts:
+            return job.deadline
+        # Judged against the work as it became, from the first placement on: resubmissions do not start a new clock.
+        alone = job.n_iters * self.first_solo[job.id] + self.reality.extra_s(job)
+        return self.placed[job.id] + job.profile.cold_s + job.slo * alone
 
     def _fail(self, failure: Failure, now: float) -> None:
         job = self.state.jobs.get(failure.job)
@@ -194,29 +207,28 @@ class Replay:
 
     def _start_ticks(self) -> None:
         if isinstance(self.decider, Periodic):
-            self._at(self.decider.every_s, self._tick)
-        if self.reality is not None:
-            self._at(self.reality.every_s, self._observe)
+            self._at(self.decider.every_s, self._tick, counts=False)
+        if self.reality is not None and self.reality.every_s < math.inf:
+            self._at(self.reality.every_s, self._observe, counts=False)
 
     def _tick(self, now: float) -> None:
         assert isinstance(self.decider, Periodic)
         decider = self.decider
         self._decide("tick", "", now, lambda: decider.tick(self.state, now))
-        if self.events or self.state.jobs:
-            self._at(now + decider.every_s, self._tick)
+        self._at(now + decider.every_s, self._tick, counts=False)
 
     def _observe(self, now: float) -> None:
         assert self.reality is not None
         for job in list(self.state.jobs.values()):
             if job.id in self.state.jobs and job.resumes_at <= now:
                 self._observe_one(job, now)
-        if self.events or self.state.jobs:
-            self._at(now + self.reality.every_s, self._observe)
+        self._at(now + self.reality.every_s, self._observe, counts=False)
 
     def _observe_one(self, job: Job, now: float) -> None:
         assert self.reality is not None
         t_roll, t_train = self.reality.measured(job, now)
-        kept = replace(job, done=job.done_at(now), pace=0.0, profile=job.profile.with_times(t_roll, t_train))
+        profile = job.profile.with_times(t_roll, t_train)
+        kept = replace(job, done=job.done_at(now), pace=0.0, profile=profile, solo_s=profile.solo_s)
         plan = self._decide(
             "observe", job.id, now, lambda: self.decider.observe(self.state, job.id, t_roll, t_train, now)
         )

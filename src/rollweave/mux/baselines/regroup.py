@@ -57,10 +57,10 @@ def moved(parts: list[frozenset[str]], home: dict[str, int]) -> list[str]:
     claims = [
         (-count, number, old)
         for number, part in enumerate(parts)
-        for old, count in Counter(map(home.get, part)).items()
+        for old, count in Counter(home[job] for job in part).items()
     ]
-    continued: dict[int, int | None] = {}
-    for _, number, old in sorted(claims, key=str):
+    continued: dict[int, int] = {}
+    for _, number, old in sorted(claims):
         if number not in continued and old not in continued.values():
             continued[number] = old
     movers = [job for number, part in enumerate(parts) for job in part if home[job] != continued.get(number)]
