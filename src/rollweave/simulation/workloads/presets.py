@@ -50,13 +50,14 @@ PRESETS: dict[str, TaskModel] = {
             reset_seconds=lognormal(0.5, 0.5, 0.05, 10),
             step_seconds=lognormal(0.1, 0.8, 0.01, 10),
         ),
-        # Fewer than 5 turns of long reasoning with tool use, decode-heavy (RollArt, Table 1).
+        # Fewer than 5 turns of long reasoning with tool use, decode-heavy (RollArt, Table 1). A Qwen3 model that thinks
+        # writes of the order of ten thousand tokens per problem; the context of 32k ends the longest. Assumed.
         TaskModel(
             name="gem-math",
             turns=uniform(1, 4),
             prompt_tokens=lognormal(300, 0.3, 50, 1500),
             observation_tokens=lognormal(150, 0.6, 10, 1500),
-            answer_tokens=lognormal(2200, 0.9, 100, 16000),
+            answer_tokens=lognormal(4000, 0.7, 200, 16000),
             reset_seconds=constant(0.1),
             step_seconds=lognormal(0.5, 0.8, 0.05, 20),
         ),
@@ -65,7 +66,7 @@ PRESETS: dict[str, TaskModel] = {
             name="gem-game",
             turns=constant(1),
             prompt_tokens=lognormal(500, 0.3, 100, 2000),
-            answer_tokens=lognormal(3000, 0.9, 100, 24000),
+            answer_tokens=lognormal(8000, 0.7, 200, 30000),
             reset_seconds=constant(0.1),
             step_seconds=constant(0.05),
         ),
