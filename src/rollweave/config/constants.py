@@ -41,8 +41,8 @@ class Constants(Section):
     # ----------------------------------------------------------------------------------------------- training
     training_efficiency: Efficiency = 0.2
     """Model FLOPs utilisation of an RL train step, packing and moving states included. Assumed, between two bounds:
-    RollArt, section 2 (84 s for 128 SWE-bench trajectories of an 8B model on 32 H800) and RollPacker, section 2 (23 % of
-    a 14B step of 1,024 short answers on 32 H800) come to about 0.12; Megatron alone reaches 0.3 to 0.45."""
+    RollArt, section 2 (84 s for 128 SWE-bench trajectories of an 8B model on 32 H800) and RollPacker, section 2 (23 %
+    of a 14B step of 1,024 short answers on 32 H800) come to about 0.12; Megatron alone reaches 0.3 to 0.45."""
     training_passes: PositiveFloat = 5.0
     """Forward passes that a trained token costs in all: backward counts 2, forward 1, log-probs of the behaviour and
     of the reference policy 1 each."""

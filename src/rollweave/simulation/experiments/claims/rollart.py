@@ -30,8 +30,8 @@ LADDER = Study(
     title="Throughput from Sync to RollArt, rung by rung",
     known=SETUP,
     chosen=UNKNOWN + ", how AReaL was built into ROLL. The three upper rungs hang on how long training takes against "
-    "generation (twice as fast if equal, no faster if one dwarfs the other), which the paper does not give, so only the "
-    "lowest rung and the whole ladder are claimed as numbers. The paper gives each as a range over the three models; "
+    "generation (twice as fast if equal, no faster if one dwarfs the other), which the paper does not give, so only "
+    "the lowest rung and the whole ladder are claimed as numbers. The paper gives each as a range over models; "
     "anywhere inside counts as exact",
     claims=(
         *_each(MODELS, "Sync+ / Sync", "number", ((1.40, 2.40),) * 3),
