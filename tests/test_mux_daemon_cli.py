@@ -92,14 +92,16 @@ def test_a_scheduler_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_how_a_run_ended_is_read_from_what_it_left(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert how_it_ended(tmp_path, log) == ("killed", "(it has none)")
+    assert how_it_ended(tmp_path, log) == ("killed", "(it has none)", 0)
     log.write_text("step 1\nTraceback\nValueError: no\n\n")
-    assert how_it_ended(tmp_path, log) == ("killed", "ValueError: no")
+    assert how_it_ended(tmp_path, log) == ("killed", "ValueError: no", 0)
     for reason, expected in (("completed", "finished"), ("target", "finished"), ("interrupted", "failed")):
-        (tmp_path / "summary.json").write_text(json.dumps({"exit_reason": reason, "error": ""}))
+        (tmp_path / "summary.json").write_text(json.dumps({"exit_reason": reason, "error": "", "steps": 7}))
         assert how_it_ended(tmp_path, log)[0] == expected
-    (tmp_path / "summary.json").write_text(json.dumps({"exit_reason": "failed", "error": "the reward raised"}))
-    assert how_it_ended(tmp_path, log) == ("failed", "the reward raised")
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"exit_reason": "failed", "error": "the reward raised", "steps": 4})
+    )
+    assert how_it_ended(tmp_path, log) == ("failed", "the reward raised", 4)
 
 
 def test_a_process_number_that_was_given_to_somebody_else_is_not_our_process() -> None:

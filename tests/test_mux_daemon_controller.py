@@ -33,7 +33,7 @@ def test_a_job_from_submission_to_its_end(theatre: Theatre) -> None:
     theatre.time += 2.5
     assert theatre.ask(job, "train").nodes == ("train-0",)
     theatre.time += 1.5
-    controller.exited(job, "finished")
+    controller.exited(job, "finished", steps=1)
     record = controller.get(job)
     assert (record.state, record.progress.step) == ("finished", 1)
     assert record.progress.worked.t_roll == pytest.approx(2.5)

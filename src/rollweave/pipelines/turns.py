@@ -7,7 +7,10 @@ and while it waits, all it needs stays resident in its process: the next phase s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
+
+from rollweave.clock import Clock
 
 Pool = Literal["rollout", "train"]
 
@@ -22,6 +25,10 @@ class Turns(Protocol):
         ...
 
 
+MakeTurns = Callable[[Clock], Turns]
+"""Turns need the clock of the loop that asks."""
+
+
 class Alone:
     """All pools are this job's own."""
 
@@ -29,3 +36,7 @@ class Alone:
 
     async def take(self, pool: Pool, step: int, tokens: int = 0) -> None:
         pass
+
+
+def alone(clock: Clock) -> Turns:
+    return Alone()

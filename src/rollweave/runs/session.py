@@ -18,7 +18,6 @@ from rollweave.config.job import InlineRuntime, Job
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import EnvironmentFactory
 from rollweave.errors import WorkerDied, first_cause
-from rollweave.mux.daemon.join import join_cluster
 from rollweave.observability.events import Emitter, Event, Recorder
 from rollweave.observability.metrics import read_metrics
 from rollweave.observability.report import write_report
@@ -29,6 +28,7 @@ from rollweave.observability.terminal import View
 from rollweave.pipelines.assemble import Listeners, Machinery, assemble
 from rollweave.pipelines.drive import Drive
 from rollweave.pipelines.parts import Parts
+from rollweave.pipelines.turns import MakeTurns, alone
 from rollweave.rewards.function import NamedReward
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.heartbeat import heartbeat
@@ -57,15 +57,17 @@ class Given:
 
 
 class Session:
-    def __init__(self, job: Job, folder: RunFolder, given: Given, tasks: TaskSource, start: Start) -> None:
+    def __init__(
+        self, job: Job, folder: RunFolder, given: Given, tasks: TaskSource, start: Start, turns: MakeTurns = alone
+    ) -> None:
         self.job = job
         self.folder = folder
         self.environments = given.environments or EnvironmentFactory.from_config(job.environment, Path())
         self.rewards = given.rewards
         self.tasks = tasks
         self.start = start
+        self.turns = turns
         self.view = View()
-        self.turns = join_cluster()
 
     def run(self) -> tuple[ExitReason, BaseException | None]:
         """Everything that may fail. A failure comes back, to be raised once the books are closed."""

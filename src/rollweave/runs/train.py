@@ -12,6 +12,7 @@ from pathlib import Path
 from rollweave.config.job import Job
 from rollweave.environments.registry import source
 from rollweave.errors import ConfigError, RunFolderError
+from rollweave.mux.daemon.join import join_cluster
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.preflight import check_before_start
 from rollweave.runs.resume import Start, check_job, find, rewind
@@ -25,6 +26,7 @@ def train_job(job: Job, out: Path | None = None, given: Given = Given(), resume:
 
     `given` is frozen, so it may be a default.
     """
+    turns = join_cluster()  # before anything is touched: a process that was replaced goes no further
     if resume and out is None:
         raise ConfigError("--resume needs the folder of the run: rollweave train --resume RUN, or --out RUN")
     continuing = resume and out is not None and RunFolder.holds_run(out)
@@ -36,7 +38,7 @@ def train_job(job: Job, out: Path | None = None, given: Given = Given(), resume:
     with folder.locked():
         start = _continue(folder, job) if continuing else Start()
         if start is not None:
-            _run(Session(job, folder, given, tasks, start))
+            _run(Session(job, folder, given, tasks, start, turns))
     return folder.path
 
 

@@ -28,9 +28,10 @@ class Client:
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         address = self._folder.address()
+        options = {"timeout": TIMEOUT, "trust_env": False, "verify": False}  # plain HTTP: there are no certificates
         headers = {"Authorization": f"Bearer {self._token()}"}
         try:
-            with httpx2.Client(base_url=address["url"], headers=headers, timeout=TIMEOUT, trust_env=False) as client:
+            with httpx2.Client(base_url=address["url"], headers=headers, **options) as client:
                 answer = client.request(method, path, json=body)
         except httpx2.TransportError as error:
             raise NoDaemon(

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.admission import Admission, NeverFits
+from rollweave.mux.daemon.ending import Ending
 from rollweave.mux.daemon.records import JobRecord, Measured, Process
 from rollweave.mux.daemon.store import Store
 from rollweave.mux.daemon.turns import Node, Permit, Pool, StalePermit, Turns
@@ -215,9 +216,11 @@ class Controller:
         self._say("started", record, f"process {process.pid}, number {record.attempt}")
         self._commit(record)
 
-    def exited(self, job: str, how: Literal["finished", "failed", "killed"], error: str = "") -> None:
+    def exited(self, job: str, how: Ending, error: str = "", steps: int = 0) -> None:
+        """Its process is gone; `steps`: what it said it had trained, if it could."""
         record = self.get(job)
         record.process = None
+        record.progress.step = max(record.progress.step, steps)
         if not record.over:
             self._after_exit(record, how, error)
         self._forget_turns(record)
@@ -239,13 +242,12 @@ class Controller:
         self._place_waiting()
         self._commit()
 
-    def _after_exit(self, record: JobRecord, how: Literal["finished", "failed", "killed"], error: str) -> None:
+    def _after_exit(self, record: JobRecord, how: Ending, error: str) -> None:
         profiling = record.state == "profiling"
         if profiling and record.profile is not None:
             self._after_profile(record)
         elif how == "finished" and not profiling:
             self._end(record, "finished", "")
-            record.progress.step = record.steps
         elif how == "failed":
             self._end(record, "failed", error)
         else:

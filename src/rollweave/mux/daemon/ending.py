@@ -13,17 +13,19 @@ from typing import Literal
 Ending = Literal["finished", "failed", "killed"]
 
 
-def how_it_ended(run: Path, log: Path) -> tuple[Ending, str]:
-    """And in its own words why."""
+def how_it_ended(run: Path, log: Path) -> tuple[Ending, str, int]:
+    """Also why, in its own words, and after how many steps (0: it does not say)."""
     try:
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return "killed", last_words(log)
+        return "killed", last_words(log), 0
+    steps = int(summary["steps"])
     if summary["exit_reason"] in ("completed", "target"):
-        return "finished", ""
+        return "finished", "", steps
     if summary["exit_reason"] == "interrupted":
-        return "failed", "somebody interrupted its process (SIGINT); `rollweave submit --resume ID` goes on with it"
-    return "failed", str(summary.get("error") or last_words(log))
+        words = "somebody interrupted its process (SIGINT); `rollweave submit --resume ID` goes on with it"
+        return "failed", words, steps
+    return "failed", str(summary.get("error") or last_words(log)), steps
 
 
 def last_words(log: Path) -> str:

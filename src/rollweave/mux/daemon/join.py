@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
-from rollweave.clock import Clock
-from rollweave.pipelines.turns import Alone, Turns
+from rollweave.pipelines.turns import MakeTurns, alone
 
 FOLDER, JOB, ATTEMPT = "ROLLWEAVE_CLUSTER", "ROLLWEAVE_CLUSTER_JOB", "ROLLWEAVE_CLUSTER_ATTEMPT"
 """What the daemon tells a process that it starts: its state folder, the job's name, and which process of it this is."""
 
 
-def join_cluster() -> Callable[[Clock], Turns]:
+def join_cluster() -> MakeTurns:
     """Wait for leave to start, if a daemon started us; then how to ask for turns on a clock."""
     if not os.environ.get(FOLDER):
-        return lambda clock: Alone()
+        return alone
     from rollweave.mux.daemon.member import Member
 
     member = Member.of(os.environ[FOLDER], os.environ[JOB], int(os.environ[ATTEMPT]))

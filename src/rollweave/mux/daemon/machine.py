@@ -61,6 +61,8 @@ async def gone(process: Process) -> None:
             await _readable(handle)
     finally:
         os.close(handle)
+        with suppress(ProcessLookupError):  # whatever it started goes with it
+            os.killpg(process.pid, signal.SIGKILL)
         _bury(process.pid)
 
 

@@ -108,6 +108,7 @@ class Member:
             "headers": {"Authorization": f"Bearer {token}"},
             "timeout": POLL_SECONDS + 10.0,
             "trust_env": False,
+            "verify": False,  # plain HTTP on this machine; loading certificates would take longer than a warm start
         }
 
     def _granted(self, answer: httpx2.Response) -> bool:
