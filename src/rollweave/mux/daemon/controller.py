@@ -87,6 +87,7 @@ class Controller:
         if record.over:
             raise Refused(f"job {job} is {record.state} already; there is nothing to cancel")
         self._end(record, "cancelled", "")
+        self._place_waiting()
         self._commit(record)
         return record
 

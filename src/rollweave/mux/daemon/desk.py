@@ -96,6 +96,10 @@ class Desk:
         self.changed()
         return {}
 
+    def give_up(self, why: str) -> None:
+        print(why, flush=True)
+        self.stop(leave_jobs=True)
+
     def jobs(self) -> list[dict[str, Any]]:
         return [self._view(record) for record in self.controller.jobs.values()]
 

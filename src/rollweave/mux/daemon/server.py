@@ -19,6 +19,7 @@ from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.controller import Ask, UnknownJob, Wanted
 from rollweave.mux.daemon.desk import Desk
 from rollweave.mux.daemon.records import Measured
+from rollweave.mux.daemon.store import StoreError
 from rollweave.mux.daemon.turns import StalePermit
 
 WRONG_TOKEN = (
@@ -63,6 +64,7 @@ def make_app(desk: Desk, token: str) -> FastAPI:
 
     app = FastAPI(title="rollweave cluster", dependencies=[Depends(known)], docs_url=None, redoc_url=None)
     app.add_exception_handler(RollweaveError, _refused)
+    app.add_exception_handler(StoreError, lambda request, error: _broken(desk, error))
     for method, path, answer in _routes(desk):
         app.add_api_route(path, answer, methods=[method], response_model=None)
     return app
@@ -108,6 +110,12 @@ def _routes(desk: Desk) -> list[tuple[str, str, Callable[..., Awaitable[Any]]]]:
         ("POST", "/jobs/{job_id}/turn", turn),
         ("POST", "/jobs/{job_id}/profile", profile),
     ]
+
+
+async def _broken(desk: Desk, error: Exception) -> JSONResponse:
+    """What cannot be written down must not be acted on: the daemon ends, and the next one begins from the disk."""
+    desk.give_up(str(error))
+    return JSONResponse({"detail": str(error)}, 503)
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
