@@ -145,7 +145,7 @@ class Scenario(Section):
                 "training": {
                     "steps": self.steps,
                     "loss": {"denominator": "behaviour"},
-                    "advantage": {"type": "reinforce++"},
+                    "advantage": {"type": "grpo" if self.rollout.group_size > 1 else "reinforce++"},
                 },
                 "evaluation": {"every": 0},
                 "checkpoint": {"every": 0},
@@ -161,9 +161,6 @@ class Scenario(Section):
                 raise ValueError(f"no model {name} in the catalogue: add it to `models`, or use one of {_list(known)}")
         if bool(self.workload.tasks) == bool(self.workload.trace):
             raise ValueError("workload needs either tasks or a trace")
-        judged = any(task.judged for task in self.workload.tasks)
-        if judged and not self.cluster.of_role("reward"):
-            raise ValueError("workload has judged tasks, but cluster.pools has none with role: reward")
         if self.warmup >= self.steps:
             raise ValueError(f"warmup {self.warmup} leaves nothing of {self.steps} steps: lower it or raise steps")
         return self
