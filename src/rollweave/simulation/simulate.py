@@ -26,6 +26,7 @@ from typing import Any
 
 from rollweave.clock import Clock, collect_rarely, run_virtual
 from rollweave.config.scenario import Scenario
+from rollweave.errors import ConfigError
 from rollweave.observability.events import Recorder, Sink
 from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
 from rollweave.rollout.dispatcher import Dispatcher
@@ -95,7 +96,10 @@ async def run(
 def make_workload(scenario: Scenario) -> Workload:
     if scenario.workload.trace is not None:
         return RecordedWorkload(Path(scenario.workload.trace), scenario.seed)
-    return DrawnWorkload([resolve(task) for task in scenario.workload.tasks], scenario.seed)
+    tasks = [resolve(task) for task in scenario.workload.tasks]
+    if any(task.judged for task in tasks) and not scenario.cluster.of_role("reward"):
+        raise ConfigError("workload.tasks: some are judged, but cluster.pools has none with role: reward")
+    return DrawnWorkload(tasks, scenario.seed)
 
 
 async def _outages(scenario: Scenario, machines: Machines, clock: Clock, tasks: asyncio.TaskGroup) -> None:

@@ -1,0 +1,252 @@
+"""Where the answer is known without simulating: the simulation must agree."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rollweave.config.scenario import Scenario
+from rollweave.errors import ConfigError
+from rollweave.simulation.outcome import Outcome
+from rollweave.simulation.simulate import scenario, simulate
+
+FIXED = {
+    "turns": {"type": "constant", "value": 3},
+    "prompt_tokens": {"type": "constant", "value": 400},
+    "observation_tokens": {"type": "constant", "value": 100},
+    "answer_tokens": {"type": "constant", "value": 80},
+}
+"""No variance and no latency."""
+
+MIXED = {"preset": "gem-math"}
+
+PIPELINES: list[dict[str, Any]] = [
+    {"type": "sync"},
+    {"type": "sync+"},
+    {"type": "one_off"},
+    {"type": "areal", "alpha": 1},
+    {"type": "rollart", "alpha": 0},
+    {"type": "rollart", "alpha": 1},
+]
+
+
+def make(task: dict[str, Any], pipeline: dict[str, Any], devices: int = 4, **more: Any) -> Scenario:
+    return scenario(
+        {
+            "steps": 3,
+            "cluster": {
+                "pools": [
+                    {"name": "rollout", "device": "H20", "count": devices, "role": "rollout"},
+                    {"name": "train", "device": "H800", "count": 8, "role": "train"},
+                ]
+            },
+            "workload": {"tasks": [task]},
+            "rollout": {"groups_per_step": 4, "group_size": 4, **more.pop("rollout", {})},
+            "pipeline": pipeline,
+            **more,
+        }
+    )
+
+
+def what_happened(outcome: Outcome) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(outcome.json(rows=True))
+    return {key: value for key, value in data.items() if key not in ("pipeline", "alpha", "name")}
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not() -> None:
+    work = {**MIXED, "reset_failure_rate": 0.1, "step_hang_rate": 0.01}
+    again = [simulate(make(work, {"type": "rollart"}, seed=seed)).json(rows=True) for seed in (1, 1, 2)]
+    assert again[0] == again[1] != again[2]
+
+
+def test_rollart_at_alpha_zero_is_sync_plus() -> None:
+    plus, zero = (
+        simulate(make(MIXED, {"type": kind, **more})) for kind, more in (("sync+", {}), ("rollart", {"alpha": 0}))
+    )
+    assert what_happened(plus) == what_happened(zero)
+
+
+def test_without_variance_and_latency_the_modes_that_do_not_overlap_take_the_same_time() -> None:
+    seconds = {
+        kind["type"] + str(kind.get("alpha", "")): simulate(make(FIXED, kind)).step_seconds for kind in PIPELINES
+    }
+    together = [seconds[name] for name in ("sync", "sync+", "rollart0")]
+    assert together == pytest.approx([together[0]] * 3, rel=1e-6)
+    for overlapped in ("one_off", "areal1", "rollart1"):
+        assert seconds[overlapped] <= together[0] * (1 + 1e-6), overlapped
+
+
+@pytest.mark.parametrize("task", [FIXED, MIXED, {"preset": "frozen-lake"}], ids=["fixed", "math", "lake"])
+def test_more_devices_never_make_a_step_shorter_than_its_longest_trajectory(task: dict[str, Any]) -> None:
+    outcomes = [simulate(make(task, {"type": "sync+"}, devices, steps=1, warmup=0)) for devices in (1, 2, 4, 8, 16, 32)]
+    for outcome in outcomes:
+        assert outcome.rollout_seconds >= outcome.longest_trajectory_seconds * (1 - 1e-9)
+    seconds = [outcome.step_seconds for outcome in outcomes]
+    assert seconds == sorted(seconds, reverse=True)
+    # From where every trajectory has a device of its own, more of them change nothing.
+    assert seconds[-1] == pytest.approx(seconds[-2], rel=1e-9)
+
+
+def test_one_trajectory_on_one_device_takes_what_the_formula_says() -> None:
+    work = make(
+        {**FIXED, "turns": {"type": "constant", "value": 1}, "step_seconds": {"type": "constant", "value": 2.5}},
+        {"type": "sync+"},
+        devices=1,
+        steps=1,
+        warmup=0,
+        rollout={"groups_per_step": 1, "group_size": 1},
+        constants={
+            "compute_efficiency": 1.0,
+            "bandwidth_efficiency": 1.0,
+            "step_overhead": 0.0,
+            "training_overhead": 0.0,
+        },
+    )
+    outcome = simulate(work)
+    model, h20 = work.spec(), work.cluster.device(work.cluster.pools[0])
+    weights = model.weight_bytes / (h20.bandwidth * 1e12)
+    cached = sum(400 + drawn for drawn in range(80)) * model.kv_bytes_per_token / (h20.bandwidth * 1e12)
+    prefill = 2 * model.params * 401 / (h20.tflops * 1e12) - weights
+    attention = model.attention_flops_per_pair * 400 * 401 / 2 / (h20.tflops * 1e12)
+    assert outcome.rollout_seconds == pytest.approx(80 * weights + cached + prefill + attention + 2.5, rel=1e-6)
+    trained = (2 * model.params * 480 + model.attention_flops_per_pair * 480**2 / 2) * work.constants.training_passes
+    reached = 8 * 989.5e12 * work.constants.training_efficiency
+    assert outcome.rows[0]["time/train"] == pytest.approx(trained / reached, rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "keep", "restart_turn"])
+def test_every_token_is_booked_under_failures_deaths_and_redundancy(mode: str) -> None:
+    """At the end of a run that never runs ahead nothing is in flight: sampled = trained + wasted."""
+    work = {**MIXED, "reset_failure_rate": 0.05, "step_failure_rate": 0.05, "step_hang_rate": 0.01}
+    outcome = simulate(
+        make(
+            work,
+            {"type": "rollart", "alpha": 0, "in_flight": mode},
+            rollout={"redundant_members": 1, "redundant_groups": 0.5},
+            outages=[{"engine": n, "at": 3.0 + 20 * n, "seconds": 10.0} for n in range(4)],
+            steps=4,
+        )
+    )
+    rows = outcome.rows
+    generated = sum(float(row["tokens/generated"]) for row in rows)  # type: ignore[arg-type]
+    trained = sum(float(row["tokens/trained"]) for row in rows)  # type: ignore[arg-type]
+    wasted = sum(float(value) for row in rows for key, value in row.items() if key.startswith("tokens/wasted/"))  # type: ignore[arg-type]
+    assert outcome.failures > 0 and wasted > 0
+    in_flight = float(rows[-1]["tokens/in_flight"])  # type: ignore[arg-type]
+    assert generated == trained + wasted + in_flight
+    assert 0 <= in_flight < trained
+
+
+def test_an_update_in_flight_costs_recomputation_and_keeping_does_not() -> None:
+    again, kept = (
+        simulate(make(MIXED, {"type": "rollart", "alpha": 2, "in_flight": mode})) for mode in ("recompute", "keep")
+    )
+    assert again.recomputed_tokens > 0 == kept.recomputed_tokens
+    assert again.staleness_max <= 2
+
+
+def test_blocking_transfer_exposes_what_background_hides() -> None:
+    hidden, blocking = (
+        simulate(make(MIXED, {"type": "rollart"}, weights={"transfer": transfer}))
+        for transfer in ("background", "blocking")
+    )
+    assert hidden.sync_exposed_seconds < blocking.sync_exposed_seconds <= blocking.sync_seconds
+
+
+def test_failures_and_a_cold_image_cache_make_steps_longer() -> None:
+    calm = {
+        **FIXED,
+        "reset_seconds": {"type": "constant", "value": 5},
+        "image_seconds": {"type": "constant", "value": 60},
+    }
+    warm, cold, broken = (
+        simulate(make({**calm, **trouble}, {"type": "sync+"}))
+        for trouble in ({}, {"image_cache_hit_rate": 0.5}, {"reset_hang_rate": 0.2})
+    )
+    assert warm.failures == cold.failures == 0 < broken.failures
+    assert warm.step_seconds + 50 < cold.step_seconds < warm.step_seconds + 61
+    assert broken.step_seconds > warm.step_seconds + 500  # a hung reset is noticed after its deadline
+
+
+def test_affinity_sends_tasks_to_their_pool() -> None:
+    pools = [
+        {"name": "decode", "device": "H20", "count": 2, "role": "rollout", "tasks": ["gem-math"]},
+        {"name": "other", "device": "H800", "count": 2, "role": "rollout"},
+        {"name": "train", "device": "H800", "count": 8, "role": "train"},
+    ]
+    one = simulate(make(MIXED, {"type": "sync+"}, cluster={"pools": pools}))
+    assert one.pool("decode").busy_share > 0 == one.pool("other").busy_share
+    other = simulate(make({"preset": "gem-game"}, {"type": "sync+"}, cluster={"pools": pools}))
+    assert other.pool("decode").busy_share == 0 < other.pool("other").busy_share
+
+
+def test_prefill_and_decode_workers_share_a_rollout() -> None:
+    pools = [
+        {"name": "prefill", "device": "H800", "count": 1, "role": "prefill"},
+        {"name": "decode", "device": "H20", "count": 1, "role": "decode"},
+        {"name": "train", "device": "H800", "count": 8, "role": "train"},
+    ]
+    together = simulate(make({"preset": "frozen-lake"}, {"type": "sync+"}, devices=1))
+    split = simulate(make({"preset": "frozen-lake"}, {"type": "sync+"}, cluster={"pools": pools}))
+    assert split.pool("prefill").busy_share > 0 < split.pool("decode").busy_share
+    assert split.rollout_seconds < together.rollout_seconds
+    assert split.turns == together.turns
+
+
+def test_colocated_devices_take_turns() -> None:
+    pools = [{"name": "all", "device": "H800", "count": 8, "role": "colocated"}]
+    outcome = simulate(make(MIXED, {"type": "sync+"}, cluster={"pools": pools}))
+    assert 0 < outcome.pool("all").busy_share <= 1
+    overlapped = simulate(make(MIXED, {"type": "rollart"}, cluster={"pools": pools}))
+    assert float(overlapped.rows[-1]["time/train"]) > 0  # type: ignore[arg-type]
+
+
+def judged(device: str, count: int, **judge: Any) -> Outcome:
+    pools = [
+        {"name": "rollout", "device": "H20", "count": 4, "role": "rollout"},
+        {"name": "train", "device": "H800", "count": 8, "role": "train"},
+        {"name": "judge", "device": device, "count": count, "role": "reward"},
+    ]
+    return simulate(make({"preset": "rlvr-judge"}, {"type": "sync+"}, cluster={"pools": pools}, judge=judge))
+
+
+def test_functions_are_paid_for_while_they_work_and_devices_all_the_time() -> None:
+    dedicated, functions = judged("H800", 4), judged("serverless", 4, idle_seconds=5.0)
+    assert dedicated.reward_utilisation is not None and functions.reward_utilisation is not None
+    assert functions.reward_utilisation > 2 * dedicated.reward_utilisation
+    assert functions.pool("judge").dollars_per_hour < dedicated.pool("judge").dollars_per_hour
+
+
+def test_a_judge_with_little_room_makes_trajectories_queue() -> None:
+    call = {"seconds": {"type": "constant", "value": 20.0}, "concurrency": 1}
+    assert judged("H800", 1, **call).step_seconds > judged("H800", 16, **call).step_seconds + 100
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "qwen9"}, "no model qwen9"),
+        ({"workload": {"tasks": [{"preset": "chess"}]}}, "no preset chess"),
+        ({"workload": {"tasks": []}}, "either tasks or a trace"),
+        ({"workload": {"tasks": [{"preset": "rlvr-judge"}]}}, "role: reward"),
+        ({"warmup": 3}, "leaves nothing"),
+        ({"cluster": {"pools": [{"name": "a", "device": "H20", "count": 4, "role": "rollout"}]}}, "one that trains"),
+        (
+            {
+                "model": "qwen3-32b",
+                "cluster": {
+                    "pools": [
+                        {"name": "r", "device": "L40S", "count": 4, "role": "rollout"},
+                        {"name": "t", "device": "H800", "count": 4, "role": "train"},
+                    ]
+                },
+            },
+            "raise its tensor_parallel",
+        ),
+    ],
+)
+def test_a_scenario_that_cannot_work_says_why(change: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, ConfigError), match=message):
+        simulate(make(MIXED, {"type": "sync+"}, **change))
