@@ -154,6 +154,31 @@ def test_who_would_break_a_promise_waits_and_is_told_why(theatre: Theatre) -> No
     assert theatre.controller.get(late).state == "running"
 
 
+def test_a_job_that_drifted_out_of_its_place_is_placed_anew(tmp_path: Path) -> None:
+    """The paper's rule: a job whose real times saturate its group is stopped and arrives again with them."""
+    theatre = Theatre(tmp_path, policy="rollmux")
+    a, b = (
+        theatre.running("a", t_roll=3.0, t_train=3.0, slo=1.2),
+        theatre.running("b", t_roll=2.0, t_train=2.0, slo=2.0),
+    )
+    assert theatre.controller.get(b).state == "running"
+    for step in range(1, 6):
+        for wanted, seconds in (("rollout", 4.5), ("train", 2.0)):
+            theatre.ask(b, wanted, step=step - 1)
+            theatre.time += seconds
+        theatre.ask(b, "rollout", step=step)
+    record = theatre.controller.get(b)
+    assert record.profile is not None and record.profile.t_roll == pytest.approx(4.5)
+    assert record.state == "waiting" and any("group 1" in line for line in record.why)
+    assert [job.id for job in theatre.controller.to_end()] == [b]
+    with pytest.raises(StalePermit, match="waiting"):
+        theatre.ask(b, "train")
+    theatre.controller.exited(b, "failed", "told to end")
+    assert theatre.controller.get(b).state == "waiting" and not theatre.controller.to_end()
+    theatre.controller.exited(a, "finished", steps=5)
+    assert theatre.controller.get(b).state == "running"
+
+
 def test_a_job_that_can_never_fit_is_refused(theatre: Theatre) -> None:
     with pytest.raises(NeverFits, match="asks for 2 rollout and 1 train nodes, but this cluster has 1 and 1"):
         theatre.submit("wide", n_roll=2)

@@ -5,15 +5,19 @@ On this machine a node is a core: rollout nodes are the first cores, train nodes
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollweave.errors import RollweaveError
-from rollweave.mux.daemon.records import JobRecord
+from rollweave.mux.apply import apply
+from rollweave.mux.daemon.records import JobRecord, Measured
 from rollweave.mux.daemon.turns import Node, Pool, Seat
 from rollweave.mux.group import Group
+from rollweave.mux.invariants import PlanError
 from rollweave.mux.job import Job
 from rollweave.mux.node import rollout_pool, train_pool
+from rollweave.mux.plan import Plan, Step
 from rollweave.mux.profile import JobProfile
 from rollweave.mux.scheduler import Scheduler
 from rollweave.mux.state import ClusterState
@@ -56,19 +60,29 @@ class Admission:
         """Place a job if anybody can take it; what was considered, a line each, the outcome first."""
         job = _job(record)
         plan = self.scheduler.arrive(self.state, job, now)
-        self.scheduler.apply(self.state, plan, now, arriving=job)
+        try:
+            self.scheduler.apply(self.state, plan, now, arriving=job)
+        except PlanError as error:
+            return False, [f"wait {job.id}: {error}"]
         return job.id in self.state.home, plan.explain().splitlines()
 
     def depart(self, job: str, now: float) -> None:
-        if job in self.state.home:
-            plan = self.scheduler.depart(self.state, job, now)
+        """It is gone, whatever the scheduler would like to do about it."""
+        plan = self.scheduler.depart(self.state, job, now)
+        try:
             self.scheduler.apply(self.state, plan, now)
+        except PlanError:
+            apply(self.state, Plan((Step("leave", job, self.state.home[job], "it is gone"),)), now)
 
-    def report(self, job: str, done: int, now: float) -> None:
-        """Iterations completed since it was placed; the scheduler's clock of its deadline."""
-        if job in self.state.home:
-            known = self.state.jobs[job]
-            self.state.report(job, min(known.done + 1, known.n_iters), now)
+    def observe(self, job: str, took: Measured, now: float) -> Measured | None:
+        """One more iteration is done. Returns new worst times if the job has lost its place because of them."""
+        known = self.state.jobs[job]
+        self.state.report(job, known.done + 1, now)
+        plan = self.scheduler.observe(self.state, job, took.t_roll, took.t_train, now)
+        with suppress(PlanError):  # then all stays as it is
+            self.scheduler.apply(self.state, plan, now)
+        lost = [step for step in plan.steps if step.kind == "resubmit"] if job not in self.state.home else []
+        return Measured(lost[0].t_roll, lost[0].t_train) if lost else None
 
     # ------------------------------------------------------------------------------------------------- seats
 

@@ -119,7 +119,8 @@ class Controller:
         if not (self.turns.holds(ask.job, ask.ticket) or self.turns.waits(ask.job, ask.ticket)):
             if ask.epoch is not None:
                 self._hand_back(record, ask)
-            self._get_in_line(record, ask)
+            if record.state != "waiting":
+                self._get_in_line(record, ask)
             self.turns.grant(self._now())
             self._commit(record)
         return self.turns.permits[ask.job] if self.turns.holds(ask.job, ask.ticket) else None
@@ -132,8 +133,9 @@ class Controller:
 
     def _current(self, job: str, attempt: int) -> JobRecord:
         record = self.get(job)
-        if attempt != record.attempt or record.over:
-            now = record.state if record.over else f"run by its process number {record.attempt}"
+        placed = record.state in ("profiling", "running")
+        if attempt != record.attempt or not placed:
+            now = record.state if not placed else f"run by its process number {record.attempt}"
             raise StalePermit(f"process number {attempt} of job {job} has no say any more: the job is {now}")
         return record
 
@@ -149,10 +151,21 @@ class Controller:
         record.warm_seconds = max(record.warm_seconds, ask.warm_seconds)
         if permit.pool == "rollout":
             progress.worked.t_roll += seconds
+            progress.took.t_roll = seconds
         else:
             progress.worked.t_train += seconds
+            progress.took.t_train = seconds
             progress.step, record.kills = ask.step, 0
-            self.admission.report(record.id, ask.step, self._now())
+            self._observe(record)
+
+    def _observe(self, record: JobRecord) -> None:
+        """Tell the scheduler what an iteration really took. Who has drifted out of its place arrives again."""
+        drifted = self.admission.observe(record.id, record.progress.took, self._now())
+        if drifted is not None:
+            record.profile, record.state = drifted, "waiting"
+            self._say("drifted", record, f"rollout {drifted.t_roll:.2f} s, train {drifted.t_train:.2f} s; placed anew")
+            self._place_waiting()
+        self.turns.reseat(self.admission.seats())
 
     def _get_in_line(self, record: JobRecord, ask: Ask) -> None:
         if ask.wanted == "start":
@@ -195,8 +208,8 @@ class Controller:
         return [job for job in self.jobs.values() if job.state in ("profiling", "running") and job.process is None]
 
     def to_end(self) -> list[JobRecord]:
-        """Jobs whose process should not run: they are over, or they hold a permit far too long."""
-        over = [job for job in self.jobs.values() if job.over and job.process is not None]
+        """Jobs whose process should not run: they have no place (any more), or hold a permit far too long."""
+        over = [job for job in self.jobs.values() if (job.over or job.state == "waiting") and job.process is not None]
         late = [self.jobs[p.job] for p in self.turns.permits.values() if self._now() - p.since > self._lease(p)]
         for job in late:
             self._say("hangs", job, "holds a permit for ten times its worst case: its process is ended")
@@ -222,7 +235,7 @@ class Controller:
         record = self.get(job)
         record.process = None
         record.progress.step = max(record.progress.step, steps)
-        if not record.over:
+        if record.state in ("profiling", "running"):
             self._after_exit(record, how, error)
         self._forget_turns(record)
         self._place_waiting()

@@ -47,6 +47,8 @@ class Progress:
     tokens: int = 0
     worked: Measured = field(default_factory=Measured)
     """Seconds under permits, summed."""
+    took: Measured = field(default_factory=Measured)
+    """The same of the present iteration."""
     first_ready: float | None = None
     """When its first iteration could start: the clock of its SLO."""
 
