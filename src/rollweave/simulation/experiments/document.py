@@ -32,8 +32,8 @@ rollweave experiments run NAME|all [--seed N] [--seeds K] [--json] [--html FILE]
 `--html` writes one page with every table and plot; `--out` a folder with the rows as JSON and the plots as SVG.
 The same seed prints the same bytes; `--seeds K` reports the spread over K seeds.
 
-Every row carries a claim that was committed before the first measurement
-(`git log -p src/rollweave/simulation/experiments/claims` shows what became of each):
+Every row carries a claim. Claims were committed before the first measurement, and each change of one since is a
+commit with its reason (`git log -p src/rollweave/simulation/experiments/claims`):
 
 | claim | meaning |
 |---|---|

@@ -29,7 +29,8 @@ KEY = (
     "<b>number</b>: the inputs are known well enough that our figure should land near the paper's: agrees within 15 %, "
     "near within 30 %. <b>shape</b>: they are not; the statement beside the row is what was claimed, and the figures "
     "are shown for comparison only. <b>calibration</b>: a constant of our models was taken from this row, so agreement "
-    "proves nothing. Every claim was committed before the first measurement; one set of constants serves all rows."
+    "proves nothing. Claims were committed before the first measurement, and each change of one since is a commit with "
+    "its reason; one set of constants serves all rows."
 )
 
 
@@ -50,10 +51,10 @@ def page(results: Sequence[Result]) -> str:
 
 
 def _tile(score: Score) -> str:
-    agree = "hold" if score.kind == "shape" else "within 15 %"
+    agree = "rows that hold" if score.kind == "shape" else "rows within 15 %"
     more = f"{score.near} within 30 %, {score.miss} missed" if score.kind != "shape" else f"{score.miss} fail"
     return (
-        f'<div class="tile"><div class="label">{score.kind} rows that {agree}</div>'
+        f'<div class="tile"><div class="label">{score.kind} {agree}</div>'
         f'<div class="value">{score.ok} of {score.rows}</div><div class="more">{more}</div></div>'
     )
 

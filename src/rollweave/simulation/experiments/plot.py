@@ -15,8 +15,10 @@ from rollweave.observability.text import number
 from rollweave.simulation.experiments.frame import Plot
 from rollweave.simulation.experiments.verdict import Result, Row
 
-WIDTH, HEIGHT = 640, 260
-COLOURS = ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7")
+WIDTH, HEIGHT = 480, 250
+PAPER = "s0"
+"""What the paper says is grey."""
+COLOURS = ("s1", "s2", "s3", "s4", "s5", "s6", "s7")
 LABEL_ROOM = 34
 """Names under bars stand on two lines."""
 
@@ -53,8 +55,8 @@ def standalone(plot: Plot) -> str:
         f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + 24}" width="{WIDTH}" height="{HEIGHT + 24}"'
     )
     names, x = [], LEFT
-    for i, name in enumerate(plot.series):
-        names.append(f'<rect x="{x}" y="8" width="10" height="10" fill="var(--{_colour(i)})"/>')
+    for name, colour in _coloured(plot).items():
+        names.append(f'<rect x="{x}" y="8" width="10" height="10" fill="var(--{colour})"/>')
         names.append(f'<text class="tick" x="{x + 14}" y="17">{escape(name)}</text>')
         x += 28 + 7 * len(name)
     return f'<svg {size} class="chart">{style}{"".join(names)}<g transform="translate(0 20)">{_drawn(plot)}</g></svg>\n'
@@ -67,14 +69,15 @@ def svg(plot: Plot) -> str:
 
 def legend(plot: Plot) -> str:
     keys = (
-        f'<span><i style="background:var(--{_colour(i)})"></i>{escape(name)}</span>'
-        for i, name in enumerate(plot.series)
+        f'<span><i style="background:var(--{colour})"></i>{escape(name)}</span>'
+        for name, colour in _coloured(plot).items()
     )
     return f'<div class="legend">{"".join(keys)}</div>'
 
 
-def _colour(i: int) -> str:
-    return COLOURS[i % len(COLOURS)]
+def _coloured(plot: Plot) -> dict[str, str]:
+    ours = [name for name in plot.series if name != "paper"]
+    return {name: PAPER if name == "paper" else COLOURS[ours.index(name) % len(COLOURS)] for name in plot.series}
 
 
 def _drawn(plot: Plot) -> str:
@@ -89,11 +92,12 @@ def _lines(plot: Plot) -> str:
     parts = [_grid(frame, ticks), _axis_names(plot)]
     for x in _places(xs):
         parts.append(f'<text class="tick" x="{frame.px(x)}" y="{HEIGHT - 22}" text-anchor="middle">{number(x)}</text>')
-    for i, line in enumerate(plot.series.values()):
+    for name, line in plot.series.items():
+        colour = _coloured(plot)[name]
         places = [(frame.px(float(x)), frame.py(y)) for x, y in line]
         path = " ".join(f"{x},{y}" for x, y in places)
-        parts.append(f'<polyline class="line" stroke="var(--{_colour(i)})" points="{path}"/>')
-        parts += [f'<circle class="dot" cx="{x}" cy="{y}" r="4" fill="var(--{_colour(i)})"/>' for x, y in places]
+        parts.append(f'<polyline class="line" stroke="var(--{colour})" points="{path}"/>')
+        parts += [f'<circle class="dot" cx="{x}" cy="{y}" r="4" fill="var(--{colour})"/>' for x, y in places]
     return "".join(parts)
 
 
@@ -111,13 +115,13 @@ def _bars(plot: Plot) -> str:
     parts = [_grid(frame, ticks), _axis_names(plot)]
     room = (WIDTH - LEFT - RIGHT) / len(names)
     thick = room * 0.8 / len(plot.series)
-    for i, line in enumerate(plot.series.values()):
+    for i, (colour, line) in enumerate(zip(_coloured(plot).values(), plot.series.values(), strict=True)):
         for name, y in line:
             left = LEFT + names.index(str(name)) * room + room * 0.1 + i * thick
             top, base = frame.py(max(y, 0.0)), frame.py(min(y, 0.0))
             parts.append(
                 f'<rect x="{left:.2f}" y="{top}" width="{thick:.2f}" height="{base - top:.2f}" '
-                f'fill="var(--{_colour(i)})"><title>{escape(str(name))}: {number(y)}</title></rect>'
+                f'fill="var(--{colour})"><title>{escape(str(name))}: {number(y)}</title></rect>'
             )
     return "".join(parts) + _names_under(names, room)
 
@@ -153,5 +157,5 @@ def _grid(frame: Frame, ticks: Sequence[float]) -> str:
 
 
 def _axis_names(plot: Plot) -> str:
-    y = f'<text class="tick" x="6" y="{TOP - 7}">{escape(plot.y)}</text>'
+    y = f'<text class="tick" x="{LEFT}" y="{TOP - 7}">{escape(plot.y)}</text>'
     return y + f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{escape(plot.x)}</text>'

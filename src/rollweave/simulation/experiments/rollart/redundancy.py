@@ -14,7 +14,7 @@ def rollout_seconds(groups: int, size: int, seed: int, small: bool) -> float:
     extra = {"redundant_groups": (groups - 32) / 32, "redundant_members": size - 8}
     outcome = measured(
         [pool("rollout", "H800", 24), pool("train", "H800", 8)],
-        [task("gem-math")],
+        [task("gem-math", same_turns=True)],  # members of a group have the same problem before them
         seed=seed,
         rollout=rollout(wanted, **extra),
         pipeline={"type": "sync+"},

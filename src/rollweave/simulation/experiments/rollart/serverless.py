@@ -26,6 +26,7 @@ def job(pools: list[Data], seed: int, small: bool) -> Scenario:
             "workload": {"tasks": [task("rlvr-judge")]},
             "rollout": {"groups_per_step": 6 if small else 84, "group_size": 8, "max_context": 16384},
             "pipeline": {"type": "sync+"},
+            "judge": {"cold_start": 2.0, "idle_seconds": 5.0},  # a platform that has the image and scales down at once
             "steps": 2 if small else 4,
         }
     )
