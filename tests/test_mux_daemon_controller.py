@@ -125,6 +125,8 @@ def test_a_process_that_was_replaced_has_no_say(theatre: Theatre) -> None:
     job = theatre.running("a")
     old = theatre.controller.get(job).attempt
     theatre.controller.exited(job, "killed")
+    with pytest.raises(StalePermit, match=f"process number {old} .* process number {old + 1}"):
+        theatre.ask(job, "rollout")  # a question that was still open when its process died
     theatre.launch(job)
     with pytest.raises(StalePermit, match=f"process number {old} .* no say"):
         theatre.ask(job, "rollout", attempt=old)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
-Phase = Literal["get_batch", "train", "sync_exposed", "recompute", "eval"]
+Phase = Literal["get_batch", "train", "sync_exposed", "recompute", "eval", "turn"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 Now = Callable[[], float]

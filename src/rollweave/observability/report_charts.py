@@ -19,6 +19,7 @@ PHASES = {
     "train": "training",
     "sync_exposed": "weight sync",
     "eval": "evaluation",
+    "turn": "waiting for a turn",
 }
 """What the trainer's loop does one after the other; recomputation overlaps it and is left out."""
 

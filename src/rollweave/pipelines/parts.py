@@ -69,7 +69,8 @@ class Parts:
             await self.evaluator.settle()
         for engine in self.engines:
             await engine.suspend()
-        await self.turns.take(pool, self.version, tokens)
+        with self.phase("turn", self.version):
+            await self.turns.take(pool, self.version, tokens)
         if pool == "rollout":
             for engine in self.engines:
                 await engine.resume()

@@ -134,8 +134,10 @@ class Controller:
     def _current(self, job: str, attempt: int) -> JobRecord:
         record = self.get(job)
         placed = record.state in ("profiling", "running")
-        if attempt != record.attempt or not placed:
-            now = record.state if not placed else f"run by its process number {record.attempt}"
+        if attempt != record.attempt or record.process is None or not placed:
+            now = (
+                record.state if not placed else f"run by its process number {record.attempt + (record.process is None)}"
+            )
             raise StalePermit(f"process number {attempt} of job {job} has no say any more: the job is {now}")
         return record
 

@@ -64,14 +64,14 @@ class Member:
 
     async def take(self, pool: Pool, step: int, tokens: int = 0) -> None:
         message = self._message(pool, step, tokens)
-        for number in count():
-            try:
-                async with httpx2.AsyncClient(**self._call()) as client:
-                    with self.clock.wait("job", f"a turn on the {pool} pool"):
+        with self.clock.wait("job", f"a turn on the {pool} pool"):
+            for number in count():
+                try:
+                    async with httpx2.AsyncClient(**self._call()) as client:
                         if self._granted(await client.post(self._path, json=message)):
                             return
-            except (httpx2.HTTPError, NoDaemon):  # the daemon is away: it comes back, or somebody ends us
-                await self.clock.sleep(_backoff(number))
+                except (httpx2.HTTPError, NoDaemon):  # the daemon is away: it comes back, or somebody ends us
+                    await self.clock.sleep(_backoff(number))
 
     def tell_profile(self, t_roll: float, t_train: float, memory_gb: float) -> None:
         message = {"attempt": self.attempt, "t_roll": t_roll, "t_train": t_train, "memory_gb": memory_gb}
