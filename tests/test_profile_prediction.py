@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_run import write_run
 
 from rollweave.config.job import Job
 from rollweave.config.measured import Contention, EngineTimes, HostTimes, Measured, Observed, TrainerTimes, WeightTimes
@@ -24,6 +23,7 @@ from rollweave.simulation.calibration import calibrate, found, solve
 from rollweave.simulation.costs.measured import interpolated
 from rollweave.simulation.prediction import Prediction, as_scenario, predict
 from rollweave.simulation.simulate import simulate
+from synthetic_run import write_run
 
 MODEL = ModelSpec(name="small", params=2e6, layers=4, hidden=192, heads=4, kv_heads=4, head_dim=64, bytes_per_value=4)
 TASK = TaskModel.model_validate(

@@ -23,7 +23,7 @@ from rollweave.profiling.profile import measure
 from rollweave.simulation.calibration import calibrate, summary
 from rollweave.simulation.prediction import predict
 
-from .cases import CASE, IDLE_BAR, JOB, MODES, STEP_BAR
+from .cases import CASE, IDLE_BAR, JOB, MODES, SKIPPED_STEPS, STEP_BAR
 
 _measure = import_module("bench.async.measure")
 COMPARED = ("step_seconds", "engine_idle", "trainer_idle")
@@ -69,10 +69,10 @@ def _runs(folder: Path, policy: Path, repeats: int) -> dict[str, list[Any]]:
 
 
 def _run(folder: Path, mode: Any, policy: Path) -> Any:
-    if (folder / "summary.json").exists():
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return _measure.summarise([json.loads(line) for line in lines])
-    return _measure.run(CASE, mode, policy, folder)
+    if not (folder / "summary.json").exists():
+        _measure.run(CASE, mode, policy, folder)
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return _measure.summarise([row for row in map(json.loads, lines) if row["step"] >= SKIPPED_STEPS])
 
 
 def _compare(mode: Any, profile: Scenario, policy: Path, runs: list[Any]) -> dict[str, Any]:

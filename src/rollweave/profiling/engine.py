@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from statistics import median
 from typing import TYPE_CHECKING
 
 from rollweave.config.measured import EngineTimes
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from rollweave.engines.torch.engine import TorchEngine
 
 REPEATS = 8
-"""Steps of a kind, of which the median counts."""
+"""Steps of a kind, of which the quickest counts: the others met something else on the machine."""
 
 TOKEN = 5
 """Any token: what is computed does not depend on it."""
@@ -48,11 +47,8 @@ def measure_engine(engine: TorchEngine, slots: int, lengths: Lengths) -> EngineT
 
 
 def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
-    """A larger batch never takes less time; where it seemed to, something else was at work on the machine."""
-    risen: list[float] = []
-    for each in seconds:
-        risen.append(max(each, risen[-1] if risen else each))
-    return tuple(round(each, 7) for each in risen)
+    """A smaller batch never takes longer; where it seemed to, something else was at work on the machine."""
+    return tuple(round(min(seconds[place:]), 7) for place in range(len(seconds)))
 
 
 class _Probe:
@@ -68,7 +64,7 @@ class _Probe:
             self._engine.step()
         seconds = [self._step() for _ in range(REPEATS)]
         self._end(names)
-        return median(seconds)
+        return min(seconds)
 
     def prefill(self, batch: int, lengths: Lengths, decode: float) -> float:
         """Seconds per token of context beyond the last one of each, which a decoding step computes as well."""
@@ -85,7 +81,7 @@ class _Probe:
             new = self._engine.stats().prefilled_tokens - before - batch
             seconds.append(max(0.0, took - decode) / max(1, new))
         self._end(names)
-        return round(median(seconds), 8) if seconds else 0.0
+        return round(min(seconds), 8) if seconds else 0.0
 
     def _ask(self, batch: int, context: int, answer: int, names: Sequence[str] = ()) -> Sequence[str]:
         names = names or [f"probe-{next(self._numbers)}" for _ in range(batch)]

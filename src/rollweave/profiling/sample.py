@@ -26,8 +26,8 @@ from rollweave.trajectory import Trajectory
 
 QUESTIONS = 20
 
-SKIPPED = 2
-"""The first steps fill the pipeline and warm the processes up."""
+SKIPPED = 4
+"""The first steps fill the pipeline and warm the processes up; meanwhile the runtime gets a spare engine ready."""
 
 
 @dataclass(slots=True)

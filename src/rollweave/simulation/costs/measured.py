@@ -43,7 +43,7 @@ def training_costs(scenario: Scenario) -> TrainingCosts:
     if found is None:
         return TrainingCosts(scenario.spec(), scenario.cluster, pools, scenario.constants)
     slower = found.contention.trainer if overlapped(scenario, pools[0]) else 1.0
-    return MeasuredTraining(found.trainer, slower)
+    return MeasuredTraining(found.trainer, sum(pool.count for pool in pools), slower)
 
 
 def weight_model(scenario: Scenario) -> SyncModel:
@@ -62,7 +62,10 @@ def overlapped(scenario: Scenario, pool: Pool) -> bool:
 
 
 class MeasuredEngine(EngineCosts):
-    """An engine whose step times are a table; between its batch sizes they lie on a line."""
+    """An engine whose step times are a table; between its batch sizes they lie on a line.
+
+    They were measured on one device: more of them in one engine hold more, and are not taken to be quicker.
+    """
 
     def __init__(self, like: EngineCosts, times: EngineTimes, slower: float = 1.0) -> None:
         super().__init__(like.model, like.device, like.constants, like.tensor_parallel)
@@ -82,14 +85,15 @@ class MeasuredEngine(EngineCosts):
 
 
 class MeasuredTraining(TrainingCosts):
-    """A train step: a fixed part, and one for each token."""
+    """A train step: a fixed part, and one for each token, which the devices share."""
 
-    def __init__(self, times: TrainerTimes, slower: float = 1.0) -> None:
+    def __init__(self, times: TrainerTimes, devices: int = 1, slower: float = 1.0) -> None:
         self._times = times
+        self._devices = devices
         self._slower = slower
 
     def of_lengths(self, lengths: Sequence[int]) -> float:
-        return (self._times.step + self._times.token * sum(lengths)) * self._slower
+        return (self._times.step + self._times.token * sum(lengths) / self._devices) * self._slower
 
 
 def interpolated(places: Sequence[int], values: Sequence[float], place: float) -> float:

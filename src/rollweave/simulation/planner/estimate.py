@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rollweave.config.cluster import Pool
+from rollweave.config.measured import Measured
 from rollweave.config.planning import PlanConfig
+from rollweave.simulation.costs.measured import MeasuredEngine, MeasuredTraining
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.costs.training import TrainingCosts
 from rollweave.simulation.costs.transfer import weight_path
@@ -128,7 +130,9 @@ class Estimator:
             pools = [Pool(name="train", device=device, count=count, role="train")]
             cluster = self._plan.cluster([*pools, Pool(name="rollout", device=device, count=1, role="rollout")])
             costs = TrainingCosts(self._plan.spec(), cluster, pools, self._constants)
-            overhead = self._constants.training_overhead
+            if found := self._measured(device):
+                costs = MeasuredTraining(found.trainer, count)
+            overhead = costs.of_lengths([])
             sampled = costs.of_lengths([round(shape.length) for shape in self._shapes]) - overhead
             self._training[key] = sampled * self.batch / len(self._shapes) + overhead
         return self._training[key]
@@ -137,8 +141,14 @@ class Estimator:
         key = pool.device, pool.tensor_parallel
         if key not in self._costs:
             device = self._plan.device(pool.device)
-            self._costs[key] = EngineCosts(self._plan.spec(), device, self._constants, pool.tensor_parallel)
+            costs = EngineCosts(self._plan.spec(), device, self._constants, pool.tensor_parallel)
+            found = self._measured(pool.device)
+            self._costs[key] = MeasuredEngine(costs, found.engine) if found else costs
         return self._costs[key]
+
+    def _measured(self, device: str) -> Measured | None:
+        found = self._plan.device(device).measured
+        return found if found is not None and found.model == self._plan.model else None
 
     def decode_share(self, pool: Engines) -> float:
         """Of an engine's time that is spent on answers, the rest on context: what a device is chosen for."""

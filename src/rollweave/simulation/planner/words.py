@@ -14,6 +14,9 @@ from rollweave.simulation.planner.search import Choice, Result
 BALANCED = 0.25
 """Idle shares up to which a pool counts as well used."""
 
+ALMOST = 1.05
+"""A step that is at most so much longer is hardly longer."""
+
 LABELS = ("", "train", "rollout", "mode", "redundant")
 NUMBERS = ("step s", "tokens/s", "$/h", "$/step", "idle train", "idle rollout")
 HEADINGS = (*LABELS, *NUMBERS)
@@ -39,13 +42,18 @@ def _row(place: int, choice: Choice) -> tuple[str, ...]:
         " + ".join(f"{e.count} {e.device} TP {e.tensor_parallel}" for e in candidate.rollout),
         f"rollart α={candidate.alpha:g}" if candidate.alpha else "sync+",
         f"{candidate.redundancy:.0%}" if candidate.redundancy else "-",
-        f"{outcome.step_seconds:,.1f}",
+        _figure(outcome.step_seconds),
         f"{outcome.tokens_per_second:,.0f}",
         f"{choice.dollars_per_hour:,.2f}",
-        f"{choice.dollars_per_step:,.2f}",
+        _figure(choice.dollars_per_step),
         f"{idle(choice, 'train'):.0%}",
         f"{idle(choice, 'rollout'):.0%}",
     )
+
+
+def _figure(value: float) -> str:
+    """Three digits that count."""
+    return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
 
 
 def why(plan: PlanConfig, result: Result) -> list[str]:
@@ -58,6 +66,7 @@ def why(plan: PlanConfig, result: Result) -> list[str]:
         _against(best, result, "redundancy", "other redundancy"),
         _against(best, result, "rollout", "other engines"),
     ]
+    found.append(_cheaper(best, result))
     return [sentence for sentence in found if sentence]
 
 
@@ -115,6 +124,19 @@ def _against(best: Choice, result: Result, field: str, what: str) -> str:
     return (
         f"The best with {what} ({_value(other.candidate, field)} instead of {_value(best.candidate, field)}): {change}."
     )
+
+
+def _cheaper(best: Choice, result: Result) -> str:
+    """What costs clearly less and takes hardly longer."""
+    limit = ALMOST * best.outcome.step_seconds
+    others = [c for c in result.choices[1:] if c.outcome.step_seconds <= limit]
+    cheapest = min(others, key=lambda choice: choice.dollars_per_hour, default=None)
+    if cheapest is None or cheapest.dollars_per_hour > 0.9 * best.dollars_per_hour:
+        return ""
+    longer = cheapest.outcome.step_seconds / best.outcome.step_seconds - 1
+    saved = 1 - cheapest.dollars_per_hour / best.dollars_per_hour
+    place = result.choices.index(cheapest) + 1
+    return f"Number {place} costs {saved:.0%} less an hour and takes {longer:.1%} longer: {cheapest.candidate}."
 
 
 def _value(candidate: Candidate, field: str) -> str:
