@@ -39,46 +39,34 @@ class HostLine:
         self._message = times.message * slower
         self._turn = times.turn * slower
         self._clock = clock
-        self._began = -1.0
-        self._count = 0
-        self._done: asyncio.Future[None] | None = None
+        self._began = 0.0
+        self._batch: list[asyncio.Future[None]] = []
         self._next: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     async def pass_on(self) -> None:
         """One turn, with all the others of its batch."""
-        now = self._clock.now()
-        if self._done is not None and now > self._began:
-            place = self._clock.loop.create_future()
+        place: asyncio.Future[None] = self._clock.loop.create_future()
+        if self._batch and self._clock.now() > self._began:
             self._next.append(place)
-            await place
-            return
-        if self._done is None:
-            self._start(now, self._clock.loop.create_future(), 0)
-        self._count += 1
-        self._set_timer()
-        assert self._done is not None
-        await asyncio.shield(self._done)
+        else:
+            self._begin([*self._batch, place])
+        await place
 
-    def _start(self, now: float, done: asyncio.Future[None], count: int) -> None:
-        self._began, self._done, self._count = now, done, count
-
-    def _set_timer(self) -> None:
+    def _begin(self, batch: list[asyncio.Future[None]]) -> None:
+        self._batch, self._began = batch, self._clock.now()
         if self._timer is not None:
             self._timer.cancel()
-        seconds = self._message + self._turn * self._count
-        self._timer = self._clock.loop.call_at(self._began + seconds, self._end)
+        self._timer = self._clock.loop.call_at(self._began + self._message + self._turn * len(batch), self._end)
 
     def _end(self) -> None:
-        done, waiting, self._next = self._done, self._next, []
-        self._done = self._timer = None
-        if done is not None:
-            done.set_result(None)
-        if waiting:
-            self._start(self._clock.now(), self._clock.loop.create_future(), len(waiting))
-            assert self._done is not None
-            self._done.add_done_callback(lambda _: [place.set_result(None) for place in waiting if not place.done()])
-            self._set_timer()
+        done, self._batch, self._timer = self._batch, [], None
+        for place in done:
+            if not place.done():  # whoever waited may have been cancelled
+                place.set_result(None)
+        if self._next:
+            waiting, self._next = self._next, []
+            self._begin(waiting)
 
 
 class HostedEnvironment(ScriptedEnvironment):
