@@ -12,7 +12,7 @@ from collections import deque
 from math import ceil
 
 from rollweave.config.job import InFlight
-from rollweave.engines.protocol import EngineStats
+from rollweave.engines.protocol import EngineStats, Sampling
 from rollweave.simulation.caches import IdleCaches
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.stretch import Stretch
@@ -37,6 +37,8 @@ class ContinuousBatch:
         self._tickets = 0
         self._stretch = Stretch()
         self._stretch.per_token = costs.per_cached_token
+        self._sampling = Sampling()
+        self._transform = self._sampling.transform
         self._watermark = int(costs.constants.kv_watermark * costs.kv_tokens)
 
     # ------------------------------------------------------------------------------------------------------- time
@@ -64,23 +66,23 @@ class ContinuousBatch:
 
     def next_change(self) -> tuple[float, int]:
         """Let in who waits; when the batch changes next, and after how many steps. Only with somebody in it."""
-        steps = self._steps_to_change()
-        if self.waiting and steps > 0:  # else somebody leaves first
+        ends = self._ends
+        if self.waiting and not (ends and ends[0][0] <= self.step):  # else somebody leaves first
             self._let_in()
-            steps = self._steps_to_change()
+        steps = self._steps_to_change()
         return self.since + self._stretch.seconds(steps), steps
 
     def _steps_to_change(self) -> int:
         ends, running = self._ends, len(self.running)
         if not running:
-            return 1
+            return 0
         while ends[0][2].ticket != ends[0][1]:
             heapq.heappop(ends)
         steps = ends[0][0] - self.step
         room = self.costs.kv_tokens - self._stretch.cached
         if steps * running > room and running > 1:
             steps = room // running
-        return max(0, steps)
+        return steps if steps > 0 else 0
 
     # ------------------------------------------------------------------------------------------------- who comes
 
@@ -138,7 +140,8 @@ class ContinuousBatch:
             turn.from_step = self.step + stretch.steps_more - 1
             turn.ticket = self._tickets = self._tickets + 1
             heapq.heappush(self._ends, (turn.last_step, turn.ticket, turn))
-        self.stats.evictions += self.caches.shrink(costs.kv_tokens - stretch.cached)
+        if self.caches.tokens > costs.kv_tokens - stretch.cached:
+            self.stats.evictions += self.caches.shrink(costs.kv_tokens - stretch.cached)
 
     def _resize(self) -> None:
         batch = self._stretch.batch = len(self.running)
@@ -178,11 +181,15 @@ class ContinuousBatch:
         turn.ticket = 0
         self._stretch.cached -= turn.context + self.step - turn.joined
         before = turn.drawn
-        turn.leave(self.step if step is None else step, self.versions)
+        sampling = turn.request.sampling
+        if sampling is not self._sampling:  # turn after turn it is the same
+            self._sampling, self._transform = sampling, sampling.transform
+        turn.leave(self.step if step is None else step, self.versions, self._transform)
         if keep_cache:
             tokens = turn.context + turn.drawn - before
             self.caches.put(turn.request.trajectory, tokens, turn.kv_version)
-            self.stats.evictions += self.caches.shrink(self.costs.kv_tokens - self._stretch.cached)
+            if self.caches.tokens > self.costs.kv_tokens - self._stretch.cached:
+                self.stats.evictions += self.caches.shrink(self.costs.kv_tokens - self._stretch.cached)
         self._resize()
         if not self.running:
             self._stretch.forget_more()

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from rollweave.engines.protocol import Completion, Finish, Request
 from rollweave.repeated import repeated
 from rollweave.simulation.script import TOKEN
-from rollweave.trajectory import Span
+from rollweave.trajectory import Span, Transform
 
 LOGPROB = -1.0
 """Any finite number would do: nothing is learnt from modelled tokens."""
@@ -79,10 +79,10 @@ class Turn:
     def drawn_at(self, step: int) -> int:
         return self.drawn + max(0, step - self.from_step)
 
-    def leave(self, step: int, versions: Versions) -> None:
+    def leave(self, step: int, versions: Versions, transform: Transform) -> None:
         """It is no longer in the batch after this step: write down what it drew."""
         for count, version in versions.between(self.from_step, step):
-            self._append(count, version)
+            self._append(count, version, transform)
             self.drawn += count
 
     def restart(self) -> int:
@@ -94,12 +94,11 @@ class Turn:
     def completion(self, aborted: bool = False) -> Completion:
         return Completion(self.request.id, self.spans, "aborted" if aborted else self.finish)
 
-    def _append(self, count: int, version: int) -> None:
+    def _append(self, count: int, version: int, transform: Transform) -> None:
         kv_version = self.kv_version if self.kv_version < version else None
         last = self.spans[-1] if self.spans else None
         if last is not None and (last.version, last.kv_version) == (version, kv_version):
             count += len(last.tokens)
             self.spans.pop()
         logprobs = repeated(LOGPROB, count)
-        transform = self.request.sampling.transform
         self.spans.append(Span(repeated(TOKEN, count), logprobs, logprobs, version, transform, kv_version))

@@ -41,6 +41,8 @@ class EngineCosts:
         self.prefill_chunk = constants.prefill_chunk
         self.kv_tokens = self._kv_tokens()
         self._fixed: dict[int, float] = {}
+        self._dense = 0.0 if model.experts else model.weight_bytes / self.bandwidth
+        """Seconds to read all weights; 0: it depends on which experts are chosen."""
 
     @classmethod
     def of_pool(cls, model: ModelSpec, cluster: ClusterConfig, pool: Pool, constants: Constants) -> EngineCosts:
@@ -65,13 +67,14 @@ class EngineCosts:
         """Seconds of the products with the weights for so many tokens at once, all-reduces included."""
         model = self.model
         arithmetic = 2.0 * model.active * tokens / self.flops
-        traffic = model.params_read(tokens) * model.bytes_per_value / self.bandwidth
-        return max(arithmetic, traffic) + self._all_reduces(tokens)
+        traffic = self._dense or model.params_read(tokens) * model.bytes_per_value / self.bandwidth
+        together = self._all_reduces(tokens) if self.tensor_parallel > 1 else 0.0
+        return together + (arithmetic if arithmetic > traffic else traffic)
 
     def prefill(self, tokens: int, pairs: float, batch: int) -> float:
         """Seconds that computing these context tokens adds to the steps of a decoding batch."""
         steps = self.prefill_steps(tokens)
-        together = self.products(batch + tokens / steps) - self.products(batch)
+        together = self.products(batch + tokens / steps) - self.fixed(batch) + self.overhead
         return steps * together + self.model.attention_flops_per_pair * pairs / self.flops
 
     def recompute(self, tokens: int, pairs: float) -> float:
@@ -81,17 +84,14 @@ class EngineCosts:
         return steps * alone + self.model.attention_flops_per_pair * pairs / self.flops
 
     def prefill_steps(self, tokens: int) -> int:
-        return max(1, ceil(tokens / self.prefill_chunk))
+        return 1 if tokens <= self.prefill_chunk else ceil(tokens / self.prefill_chunk)
 
     def handover(self, tokens: int) -> float:
         """Seconds for the KV cache of so many tokens to travel from a prefill worker to a decode worker."""
         return tokens * self.model.kv_bytes_per_token / (self.constants.handover_bandwidth * 1e9)
 
     def _all_reduces(self, tokens: float) -> float:
-        parts = self.tensor_parallel
-        if parts == 1:
-            return 0.0
-        model = self.model
+        parts, model = self.tensor_parallel, self.model
         travelling = 2.0 * (parts - 1) / parts * tokens * model.hidden * model.bytes_per_value
         return 2 * model.layers * (self.constants.allreduce_latency + travelling / (self.device.link * 1e9))
 

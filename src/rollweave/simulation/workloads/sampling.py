@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
+from math import exp, inf
 from random import Random
 
 from rollweave.config.distributions import Constant, Distribution, Empirical, LogNormal, Mixed, Normal, Uniform
@@ -22,12 +23,19 @@ def sampler(distribution: Distribution) -> Draw:
         case Normal(mean=mean, std=std):
             return lambda rng: max(0.0, rng.gauss(mean, std))
         case LogNormal(median=median, sigma=sigma, low=low, high=high):
-            limit = float("inf") if high is None else high
-            return lambda rng: min(limit, max(low, median * rng.lognormvariate(0.0, sigma)))
+            return _lognormal(median, sigma, low, inf if high is None else high)
         case Empirical(values=values):
             return lambda rng: values[int(rng.random() * len(values))]
         case Mixed():
             return _mixed(distribution)
+
+
+def _lognormal(median: float, sigma: float, low: float, high: float) -> Draw:
+    def draw(rng: Random) -> float:
+        value = median * exp(sigma * rng.gauss(0.0, 1.0))  # half the time of `lognormvariate`
+        return low if value < low else high if value > high else value
+
+    return draw
 
 
 def _mixed(distribution: Mixed) -> Draw:
@@ -43,4 +51,4 @@ def _mixed(distribution: Mixed) -> Draw:
 
 def count(draw: Draw, rng: Random) -> int:
     """A length or a number of turns: at least 1, rounded."""
-    return max(1, round(draw(rng)))
+    return round(draw(rng)) or 1
