@@ -13,7 +13,7 @@ import pytest
 
 from rollweave.cli.main import main
 from rollweave.mux.daemon.client import Client, ClusterError
-from rollweave.mux.daemon.ending import how_it_ended
+from rollweave.mux.daemon.ending import forget_ending, how_it_ended
 from rollweave.mux.daemon.files import StateFolder
 from rollweave.mux.daemon.machine import alive, only_one
 from rollweave.mux.daemon.records import Process
@@ -102,6 +102,8 @@ def test_how_a_run_ended_is_read_from_what_it_left(tmp_path: Path) -> None:
         json.dumps({"exit_reason": "failed", "error": "the reward raised", "steps": 4})
     )
     assert how_it_ended(tmp_path, log) == ("failed", "the reward raised", 4)
+    forget_ending(tmp_path)
+    assert how_it_ended(tmp_path, log)[0] == "killed"
 
 
 def test_a_process_number_that_was_given_to_somebody_else_is_not_our_process() -> None:

@@ -54,6 +54,14 @@ def test_two_jobs_take_turns(theatre: Theatre) -> None:
     assert theatre.controller.get(a).progress.step == 1
 
 
+def test_the_last_iteration_of_a_job_is_known(theatre: Theatre) -> None:
+    job = theatre.running("a")  # five steps
+    for step, leaving in ((3, False), (4, True)):
+        theatre.ask(job, "rollout", step=step)
+        theatre.ask(job, "train", step=step)
+        assert theatre.controller.turns.members[job].leaving == leaving
+
+
 def test_iterations_are_counted_with_their_waiting(theatre: Theatre) -> None:
     job = theatre.running("a")
     for step in range(3):

@@ -161,6 +161,19 @@ def test_strict_order_waits_for_the_one_whose_turn_it_is() -> None:
     assert [permit.job for permit in turns.grant()] == ["a"]
 
 
+def test_nobody_waits_for_the_next_rollout_of_who_is_leaving() -> None:
+    turns = Turns()
+    for rank, job in enumerate("ab"):
+        turns.join(job, seat(rank))
+    for job in "ab":
+        turns.ask(job, f"{job}1", "rollout", ("rollout-0",))
+        turns.give_back(job, turns.grant()[0].epoch)
+    turns.ask("b", "b2", "rollout", ("rollout-0",))
+    assert turns.grant() == []
+    turns.members["a"].leaving = True
+    assert [permit.job for permit in turns.grant()] == ["b"]
+
+
 def test_first_come_first_served_does_not_wait() -> None:
     turns = Turns()
     for rank, job in enumerate("abc"):

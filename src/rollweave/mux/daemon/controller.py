@@ -135,9 +135,8 @@ class Controller:
         record = self.get(job)
         placed = record.state in ("profiling", "running")
         if attempt != record.attempt or record.process is None or not placed:
-            now = (
-                record.state if not placed else f"run by its process number {record.attempt + (record.process is None)}"
-            )
+            newest = record.attempt + (record.process is None)
+            now = f"run by its process number {newest}" if placed else record.state
             raise StalePermit(f"process number {attempt} of job {job} has no say any more: the job is {now}")
         return record
 
@@ -181,6 +180,8 @@ class Controller:
             nodes = seat.nodes[pool]
             if pool == "rollout":
                 self._count_iteration(record)
+            else:
+                self.turns.members[record.id].leaving = ask.step + 1 >= record.steps
         else:
             nodes = self._nodes_to_visit(record, pool)
         self.turns.ask(record.id, ask.ticket, pool, nodes, visit)

@@ -24,7 +24,7 @@ from rollweave.mux.daemon import machine
 from rollweave.mux.daemon.admission import Admission
 from rollweave.mux.daemon.controller import Controller
 from rollweave.mux.daemon.desk import Desk
-from rollweave.mux.daemon.ending import how_it_ended
+from rollweave.mux.daemon.ending import forget_ending, how_it_ended
 from rollweave.mux.daemon.files import StateFolder
 from rollweave.mux.daemon.join import ATTEMPT, FOLDER, JOB
 from rollweave.mux.daemon.records import JobRecord, Process
@@ -128,6 +128,7 @@ class Daemon:
             ATTEMPT: str(attempt),
             "OMP_NUM_THREADS": threads,
         }
+        forget_ending(self._folder.run(record.id))
         process = machine.start(_command(record, folder), environment, folder / "log")
         self._controller.started(record.id, process)
         return process

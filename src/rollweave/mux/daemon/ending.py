@@ -28,6 +28,11 @@ def how_it_ended(run: Path, log: Path) -> tuple[Ending, str, int]:
     return "failed", str(summary.get("error") or last_words(log)), steps
 
 
+def forget_ending(run: Path) -> None:
+    """Before it goes on: what an earlier process said of its end must not be taken for the next one's."""
+    (run / "summary.json").unlink(missing_ok=True)
+
+
 def last_words(log: Path) -> str:
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

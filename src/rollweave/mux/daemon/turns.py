@@ -51,6 +51,8 @@ class Member:
     job: str
     seat: Seat
     round: dict[Pool, int]
+    leaving: bool = False
+    """Its last iteration: nobody waits for its next rollout."""
 
     def label(self, pool: Pool) -> tuple[int, int]:
         return self.round[pool], self.seat.rank
@@ -185,4 +187,9 @@ class Turns:
         return (other for other in self.requests.values() if other is not request and node in other.nodes)
 
     def _pinned(self, node: Node, pool: Pool) -> Iterable[Member]:
-        return (member for member in self.members.values() if node in member.seat.nodes[pool])
+        """Those whose turn on a node is waited for."""
+        return (
+            member
+            for member in self.members.values()
+            if node in member.seat.nodes[pool] and not (member.leaving and pool == "rollout")
+        )
