@@ -89,20 +89,12 @@ def _leave(state: ClusterState, step: Step, now: float, arriving: Job | None) ->
 
 
 def _reserve(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
-    """Keep the timing of a member that leaves; on a node of its own it becomes no node at all."""
+    """The job is gone, its turns are not."""
     group = state.groups[step.group]
     before = group.nodes
-    group.phantoms = (*group.phantoms, step.job)
+    group.reserve(step.job)
     del state.home[step.job], state.jobs[step.job]
-    kept = group.nodes
-    if any(node not in kept for node in group.pins[step.job]):
-        group.pins[step.job] = (min(0, *(node for nodes in group.pins.values() for node in nodes)) - 1,)
-    group.refresh()
     _release(state, group, before)
-
-
-def _unreserve(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
-    state.groups[step.group].remove(step.job)
 
 
 def _arrange(state: ClusterState, step: Step, now: float, arriving: Job | None) -> None:
@@ -127,7 +119,6 @@ HANDLERS: dict[str, Callable[[ClusterState, Step, float, Job | None], None]] = {
     "leave": _leave,
     "resubmit": _leave,
     "reserve": _reserve,
-    "unreserve": _unreserve,
     "arrange": _arrange,
     "retime": _retime,
     "wait": _nothing,

@@ -2,7 +2,8 @@
 
 Under round robin, and for the FIFO bound, always: without a member every wait is shorter. A *simulated* FIFO pattern
 has no such monotony: with one phase less the others may meet in a worse rhythm. Then the leaver's turn stays reserved
-(a phantom: its timing, no node, no memory), so that the rhythm the promise was computed with goes on.
+(a phantom: its timing, no node, no memory), so that the rhythm the promise was computed with goes on until the group
+changes again.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ def left_safely(state: ClusterState, job: str, now: float, policy: Policy, why: 
     leave = Plan((Step("leave", job, group.id, why),))
     if group.mode == "rr" or group.size == 1:
         return leave
-    drop = Plan(tuple(Step("unreserve", phantom, group.id, "no longer needed") for phantom in group.phantoms))
-    rest = tried(state, leave + drop, now)
+    rest = tried(state, leave, now)
     verdict = rearranged(rest, rest.groups[group.id], now, policy)
     if verdict is not None:
         arranged = Plan((Step("arrange", "", group.id, f"run {verdict.mode}", mode=verdict.mode),))
-        return leave + drop + arranged if verdict.mode != group.mode else leave + drop
+        return leave + arranged if verdict.mode != group.mode else leave
     return Plan((Step("reserve", job, group.id, f"{why}; its turn is kept, the others' rhythm depends on it"),))
 
 

@@ -119,15 +119,32 @@ class Group:
         return roll_price * len(self.nodes) + train_price * self.width
 
     def add(self, job: str, phases: Phases, nodes: tuple[int, ...]) -> None:
+        self._forget_phantoms()
         self.pins[job], self.phases[job] = nodes, phases
         self.order = (*self.order, job) if self.order else ()
         self.refresh()
 
     def remove(self, job: str) -> None:
+        self._forget_phantoms()
         del self.pins[job], self.phases[job]
         self.order = tuple(other for other in self.order if other != job)
-        self.phantoms = tuple(other for other in self.phantoms if other != job)
         self.refresh()
+
+    def reserve(self, job: str) -> None:
+        """The member leaves, its turns stay. On a node that is given back they become the turns of no node."""
+        self.phantoms = (*self.phantoms, job)
+        kept = self.nodes
+        for phantom in self.phantoms:
+            nodes = self.pins[phantom]
+            self.pins[phantom] = tuple(node if node in kept or node < 0 else -1 - node for node in nodes)
+        self.refresh()
+
+    def _forget_phantoms(self) -> None:
+        """Reservations end with the next change of the membership: whoever makes it judges the group without them."""
+        for phantom in self.phantoms:
+            del self.pins[phantom], self.phases[phantom]
+        self.order = tuple(job for job in self.order if job not in self.phantoms)
+        self.phantoms = ()
 
     def retime(self, job: str, phases: Phases) -> None:
         self.phases[job] = phases

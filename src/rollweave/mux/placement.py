@@ -116,10 +116,19 @@ def _modes(trial: Group, candidate: Candidate, policy: Policy) -> tuple[Mode, ..
 
 def _score(state: ClusterState, group: Group, trial: Group, verdict: Verdict, newcomer: Newcomer, cost: float) -> float:
     if not newcomer.integrated:
-        return cost
+        return cost + newcomer.policy.slowdown_price * _slowdown(state, group, verdict, newcomer)
     now, jobs = newcomer.now, _Members(state.jobs, newcomer.job)
     ends = {name: jobs[name].ends_at(now, verdict.paces[name]) for name in trial.jobs}
     return bill(state, trial, ends, now) - bill(state, group, finishes(state, group), now)
+
+
+def _slowdown(state: ClusterState, group: Group, verdict: Verdict, newcomer: Newcomer) -> float:
+    """How many jobs' worth of speed the placement takes away, over all members."""
+    if not newcomer.policy.slowdown_price:
+        return 0.0
+    before = sum(state.jobs[name].pace / state.jobs[name].solo_s for name in group.jobs)
+    jobs = _Members(state.jobs, newcomer.job)
+    return sum(pace / jobs[name].solo_s for name, pace in verdict.paces.items() if name in jobs) - before
 
 
 def too_late(group: int, late: Late, job: Job) -> Rejection:

@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 
 from rollweave.mux.group import Mode
 
-Kind = Literal["open", "place", "move", "leave", "reserve", "unreserve", "arrange", "retime", "resubmit", "wait"]
-"""open: new group around a job · place: a job joins a group · move: a running job changes group (it pauses for its
-`move_s`) or, inside its group, its rollout nodes · leave: a job is gone; nodes nobody is pinned to and groups nobody
-is in are given back · reserve / unreserve: keep or drop the leaver's turn (its timing only) · arrange: mode and order
-of a group · retime: the planned phase times of a job change · resubmit: the caller stops the job and submits it again
-with the new profile (it has left) · wait: no room in the pools, the caller tries again after a departure."""
+Kind = Literal["open", "place", "move", "leave", "reserve", "arrange", "retime", "resubmit", "wait"]
+"""open: new group around a job · place: a job joins a group · move: a running job changes group and pauses for its
+`move_s` · leave: a job is gone; nodes nobody is pinned to and groups nobody is in are given back · reserve: the same,
+but its turn is kept (its timing only) until the group changes again · arrange: mode and order of a group · retime: the
+planned phase times of a job change · resubmit: the caller stops the job and submits it again with the new profile (it
+has left) · wait: no room in the pools, the caller tries again after a departure."""
 
 
 @dataclass(frozen=True, slots=True)

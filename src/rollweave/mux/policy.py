@@ -22,6 +22,8 @@ class Policy:
     """After a departure, empty small groups into others where that costs less."""
     integrated_cost: bool = False
     """Score a placement by dollars until the last finish, not by dollars per hour."""
+    slowdown_price: float = 0.0
+    """Without `integrated_cost`: dollars per hour put on slowing one job down by its solo time; small: breaks ties."""
     fifo: Fifo = "off"
     """Groups in which every job runs at its own rate; admitted by a proved bound, or by simulation with safe departure
     and a way out (slo.py)."""
@@ -51,7 +53,7 @@ ROLLMUX = Policy()
 DEFAULT = Policy(
     prune_saturated=False,
     consolidation=True,
-    integrated_cost=True,
+    slowdown_price=0.01,
     fifo="simulated",
     order_search=True,
     adaptive=True,
