@@ -16,6 +16,7 @@ from rollweave.simulation.planner.estimate import Estimate, Estimator
 from rollweave.simulation.simulate import simulate
 
 STEPS, WARMUP = 4, 1
+"""Of a simulation; fewer steps if they have very many turns."""
 TURNS = 120_000
 """Simulated turns that a search may spend: some fifteen seconds."""
 FEWEST, MOST = 3, 24
@@ -47,20 +48,21 @@ class Result:
 def plan(config: PlanConfig) -> Result:
     estimator = Estimator(config)
     estimates = sorted((estimator(each) for each in candidates(config)), key=lambda e: _guess(config, e))
-    turns = estimator.batch * estimator.mean_turns * STEPS
-    tries = int(min(MOST, max(FEWEST, TURNS / turns)))
+    turns = estimator.batch * estimator.mean_turns
+    steps = int(min(STEPS, max(WARMUP + 1, TURNS / (turns * 2 * FEWEST))))
+    tries = int(min(MOST, max(FEWEST, TURNS / (turns * steps))))
     choices: list[Choice] = []
     for estimate in _promising(config, estimates, choices):
-        choices.append(judge(config, estimate))
+        choices.append(judge(config, estimate, steps))
         if len(choices) >= tries:
             break
     return Result(sorted(choices, key=lambda c: merit(config, c)), len(estimates), estimator)
 
 
-def judge(config: PlanConfig, estimate: Estimate) -> Choice:
+def judge(config: PlanConfig, estimate: Estimate, steps: int = STEPS) -> Choice:
     """Simulate it."""
     candidate = estimate.candidate
-    outcome = simulate(candidate.scenario(config, STEPS, WARMUP))
+    outcome = simulate(candidate.scenario(config, steps, WARMUP))
     return Choice(candidate, estimate, outcome, candidate.price(config))
 
 
