@@ -269,7 +269,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._thread = threading.get_ident()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._given_up = 0
-        """Timers in the heap that were cancelled, about."""
+        """Timers in the heap that were cancelled."""
 
     def time(self) -> float:
         return self._now
@@ -279,10 +279,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._sequence), timer))
+        timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        self._given_up += 1
+        self._given_up += handle._scheduled  # type: ignore[attr-defined]
         if self._given_up > 1000 and self._given_up > len(self._timers) // 2:
             self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
             heapq.heapify(self._timers)
@@ -300,7 +301,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._now = max(self._now, timers[0][0])
         end = self._now + SAME_TIME
         while timers and timers[0][0] < end:
-            ready.append(heapq.heappop(timers)[2])
+            timer = heapq.heappop(timers)[2]
+            timer._scheduled = False  # type: ignore[attr-defined]
+            self._given_up -= timer.cancelled()
+            ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle.cancelled():

@@ -19,7 +19,6 @@ class Repeated(list[T]):
     __slots__ = ("item", "size")
 
     def __init__(self, item: T, size: int) -> None:
-        super().__init__()
         self.item = item
         self.size = size
 

@@ -20,7 +20,7 @@ class IdleCaches:
 
     def put(self, trajectory: str, tokens: int, version: int) -> None:
         if self.enabled:
-            self.drop(trajectory)
+            self.take(trajectory)
             self._by_trajectory[trajectory] = IdleCache(tokens, version)
             self.tokens += tokens
 

@@ -53,9 +53,8 @@ class ContinuousBatch:
         if not self.running:
             self.since = max(self.since, now)
         elif now > self.since:
-            self.advance(self._stretch.steps(now - self.since))
-            if now - self.since > 1e-9:
-                self.advance(1)
+            steps = self._stretch.steps(now - self.since)
+            self.advance(steps if now - self.since - self._stretch.seconds(steps) <= 1e-9 else steps + 1)
 
     def advance(self, steps: int) -> None:
         seconds = self._stretch.seconds(steps)

@@ -22,7 +22,8 @@ class Script(Repeated[int]):
     __slots__ = ("answer",)
 
     def __init__(self, size: int, answer: int) -> None:
-        super().__init__(TOKEN, size)
+        self.item = TOKEN
+        self.size = size
         self.answer = answer
 
     def __iadd__(self, more: Any) -> Script:  # type: ignore[misc,override]
