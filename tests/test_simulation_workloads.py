@@ -1,0 +1,184 @@
+"""Simulated work: what the presets draw, that modes meet the same episodes, and a recorded run played again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean, median
+
+import pytest
+
+from rollweave.config.distributions import Mixed, Part, constant, lognormal, normal, uniform
+from rollweave.config.workload import TaskModel
+from rollweave.errors import ConfigError
+from rollweave.repeated import Repeated, repeated
+from rollweave.seeds import generator
+from rollweave.simulation.script import Script
+from rollweave.simulation.simulate import scenario, simulate
+from rollweave.simulation.workloads.episode import NEVER, EpisodeModel
+from rollweave.simulation.workloads.presets import PRESETS, resolve
+from rollweave.simulation.workloads.recorded import RecordedWorkload
+from rollweave.simulation.workloads.sampling import sampler
+from rollweave.simulation.workloads.source import DrawnWorkload
+
+TURNS = {"swe-bench": (30, 50), "webshop": (5, 30), "frozen-lake": (20, 100), "gem-math": (1, 4), "gem-game": (1, 1)}
+"""RollArt, Table 1."""
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_presets_take_as_many_turns_as_the_paper_says(name: str) -> None:
+    model = EpisodeModel(PRESETS[name])
+    turns = [len(model.draw(seed, 0).answers) for seed in range(400)]
+    low, high = TURNS[name]
+    assert low <= min(turns) and max(turns) <= high
+    assert high == low or max(turns) - min(turns) > (high - low) * 0.8
+
+
+def test_reasoning_has_a_heavy_tail() -> None:
+    """ROLL Flash, section 2.1: the longest response of a batch is more than 20 times the median."""
+    model = EpisodeModel(PRESETS["rlvr-math"])
+    lengths = [model.draw(seed, 0).answers[0] for seed in range(2000)]
+    assert max(lengths) > 20 * median(lengths)
+
+
+def test_production_has_twelve_turns_in_two_humps() -> None:
+    model = EpisodeModel(PRESETS["production"])
+    turns = [len(model.draw(seed, 0).answers) for seed in range(3000)]
+    assert 11 <= fmean(turns) <= 13 and max(turns) <= 48
+    assert not [t for t in turns if 5 < t < 11]
+
+
+def test_distributions_are_what_they_say() -> None:
+    rng = generator(0, "test")
+    draws = {
+        "constant": [sampler(constant(3))(rng) for _ in range(10)],
+        "uniform": [sampler(uniform(2, 4))(rng) for _ in range(2000)],
+        "normal": [sampler(normal(1, 5))(rng) for _ in range(2000)],
+        "lognormal": [sampler(lognormal(10, 1, 2, 50))(rng) for _ in range(2000)],
+        "mixed": [
+            sampler(Mixed(type="mixed", parts=(Part(weight=3, of=constant(0)), Part(weight=1, of=constant(1)))))(rng)
+            for _ in range(2000)
+        ],
+    }
+    assert set(draws["constant"]) == {3}
+    assert (
+        min(draws["uniform"]) >= 2
+        and max(draws["uniform"]) <= 4
+        and fmean(draws["uniform"]) == pytest.approx(3, abs=0.05)
+    )
+    assert min(draws["normal"]) == 0
+    assert median(draws["lognormal"]) == pytest.approx(10, rel=0.1)
+    assert (min(draws["lognormal"]), max(draws["lognormal"])) == (2, 50)
+    assert fmean(draws["mixed"]) == pytest.approx(0.25, abs=0.04)
+
+
+def test_members_share_the_prompt_and_nothing_else() -> None:
+    model = EpisodeModel(PRESETS["webshop"])
+    one, other, again = model.draw(7, 0), model.draw(7, 1), model.draw(7, 0)
+    assert one == again != other
+    assert one.observations[0] == other.observations[0]
+    assert one.answers != other.answers
+
+
+def test_misfortune_comes_as_often_as_it_should() -> None:
+    task = TaskModel(reset_failure_rate=0.2, reset_hang_rate=0.1, turns=constant(5), step_failure_rate=0.02)
+    episodes = [EpisodeModel(task).draw(seed, 0) for seed in range(3000)]
+    assert fmean(e.reset_seconds == NEVER for e in episodes) == pytest.approx(0.1, abs=0.02)
+    assert fmean(e.failing_step == -1 for e in episodes) == pytest.approx(0.2, abs=0.03)
+    assert fmean(e.failing_step in range(5) for e in episodes) == pytest.approx(0.8 * (1 - 0.98**5), abs=0.02)
+
+
+def test_a_file_overrides_its_preset() -> None:
+    task = resolve(TaskModel(preset="gem-math", name="mine", turns=constant(9)))
+    assert (task.name, task.turns) == ("mine", constant(9))
+    assert task.answer_tokens == PRESETS["gem-math"].answer_tokens
+
+
+def test_weights_share_out_the_groups() -> None:
+    tasks = [PRESETS["gem-math"].model_copy(update={"weight": 3.0}), PRESETS["gem-game"]]
+    source = DrawnWorkload(tasks, seed=1).source
+    names = [source.task(index).environment for index in range(2000)]
+    assert names.count("gem-math") / 2000 == pytest.approx(0.75, abs=0.04)
+
+
+# --------------------------------------------------------------------------------------------- tokens by number
+
+
+def test_repeated_is_the_list_it_stands_for() -> None:
+    run = Repeated(-1.0, 3)
+    assert (len(run), list(run), run[1:], run == [-1.0] * 3, bool(Repeated(0, 0))) == (
+        3,
+        [-1.0] * 3,
+        [-1.0] * 2,
+        True,
+        False,
+    )
+    assert run[2] == -1.0
+    with pytest.raises(IndexError):
+        run[3]
+    run += [5.0, 6.0]
+    assert len(run) == 5
+    assert repeated(0, 4) is repeated(0, 4)
+
+
+def test_a_context_remembers_how_long_the_next_answer_is() -> None:
+    context = Script(10, answer=5).copy()
+    context += repeated(0, 5)
+    assert (len(context), context.answer) == (15, 5)
+    context += Script(7, answer=2)
+    assert (len(context), context.copy().answer) == (22, 2)
+
+
+# ----------------------------------------------------------------------------------------------- a recorded run
+
+
+def record(folder: Path, rows: list[dict[str, object]]) -> Path:
+    (folder / "trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+def transcript(task: str, answers: list[int], outcome: str = "finished") -> dict[str, object]:
+    turns = [
+        {"observation_tokens": 100 + n, "versions": [[3, tokens - 1], [4, 1]], "seconds": {"environment": 0.5}}
+        for n, tokens in enumerate(answers)
+    ]
+    return {"task": task, "outcome": outcome, "reward": 1.0, "turns": turns}
+
+
+def test_a_recorded_run_is_played_again(tmp_path: Path) -> None:
+    run = record(
+        tmp_path,
+        [
+            transcript("lake/train/1", [5, 6]),
+            transcript("lake/train/2", [7]),
+            transcript("lake/train/3", [9], "aborted"),
+        ],
+    )
+    workload = RecordedWorkload(run, seed=0)
+    episodes = [workload.episode(workload.source.task(index)) for index in range(50)]
+    assert {tuple(episode.answers) for episode in episodes} == {(5, 6), (7,)}
+    assert all(episode.step_seconds == [0.5] * len(episode.answers) for episode in episodes)
+    outcome = simulate(
+        scenario(
+            {
+                "steps": 2,
+                "cluster": {
+                    "pools": [
+                        {"name": "r", "device": "H20", "count": 1, "role": "rollout"},
+                        {"name": "t", "device": "H20", "count": 1, "role": "train"},
+                    ]
+                },
+                "workload": {"trace": str(run)},
+                "rollout": {"groups_per_step": 2, "group_size": 2},
+            }
+        )
+    )
+    assert outcome.reward_mean == 1.0 and 8 <= outcome.turns <= 16
+
+
+def test_a_run_without_episodes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no trajectories\.jsonl"):
+        RecordedWorkload(tmp_path, seed=0)
+    record(tmp_path, [transcript("lake/train/1", [5], "timed_out")])
+    with pytest.raises(ConfigError, match="no finished episode"):
+        RecordedWorkload(tmp_path, seed=0)
