@@ -30,7 +30,8 @@ class Pool(Section):
     """A class of the catalogue (`H20`, `H800`, ...) or of `devices` in the same file."""
     count: PositiveInt
     role: Role
-    """`colocated`: rollout and training take turns on it. `prefill` and `decode`: a rollout pool of two halves."""
+    """`colocated`: rollout and training take turns on it. `prefill` and `decode`: a rollout pool of two halves.
+    `environment`: costs money, but is never what a simulation waits for."""
     tensor_parallel: PositiveInt = 1
     """Devices that one engine spans (rollout only)."""
     price: NonNegative | None = None

@@ -125,6 +125,8 @@ class Measure:
             busy += end.trainer - start.trainer
         if pool.role == "reward":
             busy, paid = end.judge_busy - start.judge_busy, end.judge_paid - start.judge_paid
+        if pool.role == "environment":  # as far as the control plane knows: episodes under way, of those it may have
+            busy = elapsed * (1.0 - _mean(self._rows, "idle/environments"))
         share = min(1.0, busy / paid) if paid else 0.0
         price = self._scenario.cluster.price(pool)
         if pool.device == "serverless":  # paid by the second that an instance lives
