@@ -39,14 +39,14 @@ PRESETS: dict[str, TaskModel] = {
             reset_seconds=lognormal(1.0, 0.7, 0.1, 30),
             step_seconds=lognormal(0.5, 0.8, 0.05, 30),
         ),
-        # 20 to 100 turns, prefill-heavy (RollArt, Table 1): a board of about a hundred tokens is shown each turn,
+        # 20 to 100 turns, prefill-heavy (RollArt, Table 1): a board of less than a hundred tokens is shown each turn,
         # the answer is a move. Assumed; much longer boards would not fit the caches of 192 episodes on two H800, which
         # its figure 4 has.
         TaskModel(
             name="frozen-lake",
             turns=uniform(20, 100),
-            prompt_tokens=lognormal(600, 0.2, 100, 2000),
-            observation_tokens=lognormal(110, 0.3, 40, 300),
+            prompt_tokens=lognormal(400, 0.2, 100, 1000),
+            observation_tokens=lognormal(80, 0.3, 30, 200),
             answer_tokens=lognormal(4, 0.4, 2, 20),
             reset_seconds=lognormal(0.5, 0.5, 0.05, 10),
             step_seconds=lognormal(0.1, 0.8, 0.01, 10),
