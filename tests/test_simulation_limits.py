@@ -55,6 +55,16 @@ def what_happened(outcome: Outcome) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in ("pipeline", "alpha", "name")}
 
 
+def number(outcome: Outcome, step: int, key: str) -> float:
+    value = outcome.rows[step][key]
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def total(outcome: Outcome, *keys: str) -> float:
+    return sum(number(outcome, step, key) for step in range(outcome.steps) for key in keys)
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not() -> None:
     work = {**MIXED, "reset_failure_rate": 0.1, "step_hang_rate": 0.01}
     again = [simulate(make(work, {"type": "rollart"}, seed=seed)).json(rows=True) for seed in (1, 1, 2)]
@@ -129,12 +139,10 @@ def test_every_token_is_booked_under_failures_deaths_and_redundancy(mode: str) -
             steps=4,
         )
     )
-    rows = outcome.rows
-    generated = sum(float(row["tokens/generated"]) for row in rows)  # type: ignore[arg-type]
-    trained = sum(float(row["tokens/trained"]) for row in rows)  # type: ignore[arg-type]
-    wasted = sum(float(value) for row in rows for key, value in row.items() if key.startswith("tokens/wasted/"))  # type: ignore[arg-type]
+    generated, trained = total(outcome, "tokens/generated"), total(outcome, "tokens/trained")
+    wasted = total(outcome, *(key for key in outcome.rows[0] if key.startswith("tokens/wasted/")))
     assert outcome.failures > 0 and wasted > 0
-    in_flight = float(rows[-1]["tokens/in_flight"])  # type: ignore[arg-type]
+    in_flight = number(outcome, -1, "tokens/in_flight")
     assert generated == trained + wasted + in_flight
     assert 0 <= in_flight < trained
 
@@ -200,7 +208,7 @@ def test_colocated_devices_take_turns() -> None:
     outcome = simulate(make(MIXED, {"type": "sync+"}, cluster={"pools": pools}))
     assert 0 < outcome.pool("all").busy_share <= 1
     overlapped = simulate(make(MIXED, {"type": "rollart"}, cluster={"pools": pools}))
-    assert float(overlapped.rows[-1]["time/train"]) > 0  # type: ignore[arg-type]
+    assert number(overlapped, -1, "time/train") > 0
 
 
 def judged(device: str, count: int, **judge: Any) -> Outcome:
