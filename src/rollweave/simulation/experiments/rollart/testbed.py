@@ -3,6 +3,9 @@ and 128. As many environments as a batch has members, as in the public ROLL (`nu
 
 Baselines have H800 only and blocking weight updates within their cluster. RollArt has H20 instead of a third of its
 rollout GPUs, sends math and game there, and moves weights in the background.
+
+The paper takes a batch before the engines get the weights of the last step, and counts staleness from those engines:
+its alpha is one less than ours, with `sync_point: after_batch`.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ DECODE_HEAVY = ("gem-math", "gem-game")
 SCALE, SMALL_SCALE = 4, 8
 """All counts of the paper are divided by this."""
 
-MODES: dict[str, Data] = {
+BASELINES: dict[str, Data] = {
     "Sync": {"type": "sync"},
     "Sync+": {"type": "sync+"},
     "One-off": {"type": "one_off"},
     "AReaL": {"type": "areal", "alpha": 1},
-    "RollArt": {"type": "rollart", "alpha": 1},
 }
+MODES = (*BASELINES, "RollArt")
 
 
 def tasks(model: str) -> list[Data]:
@@ -40,10 +43,11 @@ def mode(name: str, model: str, seed: int, small: bool) -> Outcome:
         return rollart(model, seed, small)
     scale = SMALL_SCALE if small else SCALE
     pools = [pool("rollout", "H800", 96 // scale, TENSOR_PARALLEL[model]), pool("train", "H800", 32 // scale)]
-    return _run(model, pools, seed, small, scale, pipeline=MODES[name], weights={"transfer": "blocking"})
+    return _run(model, pools, seed, small, scale, pipeline=BASELINES[name], weights={"transfer": "blocking"})
 
 
-def rollart(model: str, seed: int, small: bool, alpha: float = 1, scale: int = SCALE, **more: Any) -> Outcome:
+def rollart(model: str, seed: int, small: bool, alpha: int = 1, scale: int = SCALE, **more: Any) -> Outcome:
+    """`alpha` as the paper counts it."""
     scale = SMALL_SCALE if small else scale
     parallel = TENSOR_PARALLEL[model]
     pools = [
@@ -51,7 +55,8 @@ def rollart(model: str, seed: int, small: bool, alpha: float = 1, scale: int = S
         pool("rollout", "H20", 32 // scale, parallel, DECODE_HEAVY),
         pool("train", "H800", 32 // scale),
     ]
-    return _run(model, pools, seed, small, scale, **{"pipeline": {"type": "rollart", "alpha": alpha}, **more})
+    pipeline = {"type": "rollart", "alpha": alpha + 1, "sync_point": "after_batch"}
+    return _run(model, pools, seed, small, scale, pipeline=pipeline, **more)
 
 
 def batch(scale: int) -> Data:
