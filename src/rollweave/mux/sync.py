@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from rollweave.mux.node import GPUS_PER_NODE
@@ -63,7 +64,7 @@ class SyncPlan:
 def shards(size: int, count: int) -> list[tuple[int, int]]:
     """`size` bytes cut into `count` consecutive pieces that differ by at most one byte."""
     cuts = [size * number // count for number in range(count + 1)]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(pairwise(cuts))
 
 
 def plan_sync(size: int, train_gpus: int, rollout_gpus: int) -> SyncPlan:
