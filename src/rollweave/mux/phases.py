@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from rollweave.mux.group import Group
@@ -43,6 +44,10 @@ class Runner:
     epoch: int = 0
     """Events of an earlier epoch are void: the job was moved."""
     held: tuple[Place, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        return self.done >= self.job.n_iters
 
     def next_lap(self, where: Where) -> int:
         past = self.stage == "train" if where == TRAIN else self.stage in ("roll", "train queue", "train")
@@ -78,15 +83,18 @@ class PhaseWorld:
                 self._relap(group)
             self._serve(group, now)
 
-    def run(self, until: float) -> tuple[float, Job] | None:
-        """Phases up to `until`, or to the first job that finishes before it."""
+    def run(self, until: float) -> tuple[float, Runner] | None:
+        """Phases up to `until`, or to the first iteration before it that somebody has to hear of."""
         while self.events and self.events[0][0] < until:
             now, _, name, epoch = heapq.heappop(self.events)
             runner = self.runners.get(name)
             if runner is None or runner.epoch != epoch:
                 continue
-            if self._ended(runner, now):
-                return now, runner.job
+            trained = runner.stage == "train"
+            self._ended(runner, now)
+            # Under round robin nothing can come of an iteration that took what was planned.
+            if trained and (runner.finished or self.state.groups[runner.home].mode == "fifo"):
+                return now, runner
         return None
 
     def report(self, now: float) -> None:
@@ -106,8 +114,8 @@ class PhaseWorld:
         self.number += 1
         runner.stage, runner.queued = stage, self.number
 
-    def _ended(self, runner: Runner, now: float) -> bool:
-        """A phase (or a pause) is over; true if it was the job's last."""
+    def _ended(self, runner: Runner, now: float) -> None:
+        """A phase (or a pause) is over."""
         group = self.state.groups[runner.home]
         if runner.stage == "away":
             self._join(runner, group, now)
@@ -121,11 +129,9 @@ class PhaseWorld:
             runner.iterations_in_slo += now - runner.last_end <= runner.job.slo * runner.job.solo_s * (1 + 1e-9)
             runner.last_end = now
             self.ends.setdefault(runner.job.id, []).append(now)
-            if runner.done >= runner.job.n_iters:
-                return True
             self._queue(runner, "roll queue")
-        self._serve(group, now)
-        return False
+        if not runner.finished:
+            self._serve(group, now)
 
     def _join(self, runner: Runner, group: Group, now: float) -> None:
         """At the tail of the lap that rolls out now: whoever is in it already is not held up."""
@@ -210,17 +216,25 @@ class PhaseReplay(Replay):
             return False
         world = self.world = self.world or PhaseWorld(self.state)
         until = self.events[0][0] if self.events else math.inf
-        finished = world.run(until)
-        now = until if finished is None else finished[0]
+        ended = world.run(until)
+        now = until if ended is None else ended[0]
         self.outcome.ledger.advance(self.state, now)
         world.report(now)
-        if finished is None:
+        if ended is None:
             heapq.heappop(self.events)[3](now)
-        else:
-            self._book(world.runners[finished[1].id])
-            self._depart(finished[1], now)
+        elif ended[1].finished:
+            self._book(ended[1])
+            self._depart(ended[1].job, now)
+        elif not self._heard(ended[1].job, now):
+            return True
         world.follow(now)
         return True
+
+    def _heard(self, job: Job, now: float) -> bool:
+        """The scheduler hears of an iteration, as it does from the daemon; true if it changed something."""
+        own = job.profile
+        ask = partial(self.decider.observe, self.state, job.id, own.t_roll, own.t_train, now)
+        return bool(self._decide("observe", job.id, now, ask))
 
     def _book(self, runner: Runner) -> None:
         """Iterations as they really were, in place of the ledger's estimate."""
