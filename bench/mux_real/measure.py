@@ -79,7 +79,7 @@ class Solo:
 def measure(jobs: Sequence[Path], workplace: Path, steps: int, slo: float) -> Case:
     alone = [_alone(job, workplace / "alone" / job.stem, steps) for job in jobs]
     state = StateFolder(workplace / "cluster")
-    _cli("cluster", "start", "--state", str(state.path))
+    _cli("cluster", "start", "--policy", "per-iteration", "--state", str(state.path))
     try:
         for job in jobs:
             _cli("submit", str(job), f"training.steps={steps}", "--slo", str(slo), "--state", str(state.path))
