@@ -59,10 +59,10 @@ async def gone(process: Process) -> None:
     try:
         if alive(process):
             await _readable(handle)
+            with suppress(ProcessLookupError):  # whatever it started goes with it
+                os.killpg(process.pid, signal.SIGKILL)
     finally:
         os.close(handle)
-        with suppress(ProcessLookupError):  # whatever it started goes with it
-            os.killpg(process.pid, signal.SIGKILL)
         _bury(process.pid)
 
 
