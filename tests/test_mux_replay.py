@@ -127,7 +127,7 @@ def test_busy_time_is_the_work_that_was_there() -> None:
 
 @pytest.mark.parametrize("policy", ["rollmux", "default", "random", "most-idle", "opt", "regroup", "gavel+"])
 def test_a_seed_fixes_every_byte(policy: str) -> None:
-    small = scenario(15 if policy in ("opt", "regroup") else 40)
+    small = scenario(10 if policy in ("opt", "regroup") else 30)
     first, second = (json.dumps(as_json(simulate(small, policy, 3))) for _ in range(2))
     assert first == second
     assert first != json.dumps(as_json(simulate(small, policy, 4)))
@@ -136,7 +136,7 @@ def test_a_seed_fixes_every_byte(policy: str) -> None:
 @pytest.mark.parametrize("kind", ["bl", "rh", "th", "mixed"])
 @pytest.mark.parametrize("policy", ["rollmux", "default", "per-iteration"])
 def test_our_policies_keep_every_slo(policy: str, kind: str) -> None:
-    outcome = simulate(scenario(100, kind=kind), policy, 0)
+    outcome = simulate(scenario(60, kind=kind), policy, 0)
     assert [job.job for job in outcome.ended if not job.in_slo] == []
     if policy != "default":
         assert outcome.ledger.iterations_in_slo >= outcome.ledger.iterations - outcome.moves - 1e-6
@@ -278,9 +278,9 @@ def test_first_come_first_served_lets_a_short_job_run_more_often() -> None:
 
 @pytest.mark.parametrize("policy", ["rollmux", "default"])
 def test_a_whole_trace_costs_the_same_phase_by_phase(policy: str) -> None:
-    fluid, phased = (simulate(scenario(60, phases=phases), policy, 0) for phases in (False, True))
+    fluid, phased = (simulate(scenario(40, phases=phases), policy, 0) for phases in (False, True))
     assert phased.ledger.dollars == pytest.approx(fluid.ledger.dollars, rel=0.02)
-    assert len(phased.ended) == 60
+    assert len(phased.ended) == 40
     assert phased.slo_attainment > 0.95
 
 
@@ -342,8 +342,15 @@ def test_names_are_taken_as_people_write_them() -> None:
     assert isinstance(setup("Solo-D", 0).decider, Solo) and isinstance(setup("veRL", 0).decider, Solo)
 
 
-def test_recorded_traces_keep_every_slo() -> None:
+def test_recorded_traces_keep_every_slo_under_rollmux() -> None:
     for file in sorted(recorded_traces().glob("*.csv")):
-        world = Scenario(read_trace(file)[:150], Workload())
-        assert simulate(world, "rollmux", 0).slo_attainment == 1.0
-        assert simulate(world, "default", 0).slo_attainment == 1.0
+        assert simulate(Scenario(read_trace(file)), "rollmux", 0).slo_attainment == 1.0
+
+
+@pytest.mark.slow
+def test_recorded_traces_keep_every_slo_for_less_under_default() -> None:
+    for file in sorted(recorded_traces().glob("*.csv")):
+        world = Scenario(read_trace(file)[:150], Workload("rh"))
+        ours, rollmux = (simulate(world, policy, 0) for policy in ("default", "rollmux"))
+        assert ours.slo_attainment == 1.0
+        assert ours.ledger.dollars < 0.95 * rollmux.ledger.dollars

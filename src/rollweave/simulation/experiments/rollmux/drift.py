@@ -20,12 +20,13 @@ SETS = {
     "decreasing": (0.0, -0.5, -1.0, -1.5),
     "mixed": (-1.5, -1, -0.5, 0, 0.5, 1, 1.5),
 }
-OBSERVED_EVERY_S = 1800.0
+OBSERVED_EVERY_S = 900.0
 
 
 def measure(seed: int, small: bool) -> Measurement:
     trace = generate(6 if small else 100, seed)
-    values, holds = {}, {}
+    values: dict[str, float] = {}
+    holds: dict[str, bool] = {}
     for name, factors in SETS.items():
         ours, oracle = (_replay(policy, trace, factors, seed) for policy in ("rollmux", "regroup"))
         cost, kept = ours.ledger.dollars / oracle.ledger.dollars, 100 * ours.slo_attainment
