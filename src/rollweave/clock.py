@@ -29,7 +29,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from contextvars import Context
+from contextvars import Context, copy_context
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeVar, TypeVarTuple
 
@@ -251,6 +251,35 @@ def run_virtual(main: Callable[[Clock], Coroutine[Any, Any, T]], clock: Clock | 
         return runner.run(main(clock))
 
 
+def _fill(handle: Any, callback: Any, args: Any, loop: asyncio.AbstractEventLoop, context: Context | None) -> None:
+    """What asyncio's handles do when they are made, but for asking whether the loop is in debug mode."""
+    handle._context = copy_context() if context is None else context
+    handle._loop = loop
+    handle._callback = callback
+    handle._args = args
+    handle._cancelled = False
+    handle._repr = None
+    handle._source_traceback = None
+
+
+class _Soon(asyncio.Handle):
+    __slots__ = ()
+
+    def __init__(self, callback: Any, args: Any, loop: asyncio.AbstractEventLoop, context: Context | None) -> None:
+        _fill(self, callback, args, loop, context)
+
+
+class _Timer(asyncio.TimerHandle):
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Any, args: Any, loop: asyncio.AbstractEventLoop, context: Context | None
+    ) -> None:
+        _fill(self, callback, args, loop, context)
+        self._when = when
+        self._scheduled = True
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop whose time jumps to the next timer.
 
@@ -277,10 +306,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Timer(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._sequence), timer))
-        timer._scheduled = True  # type: ignore[attr-defined]
         return timer
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = _Soon(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         self._given_up += handle._scheduled  # type: ignore[attr-defined]
@@ -292,7 +327,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """What is ready runs, in order, after the timers whose time has come; with nothing ready, time jumps."""
         timers, ready = self._timers, self._ready
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
             self._given_up -= 1
         if not ready and not self._stopping:
@@ -303,11 +338,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while timers and timers[0][0] < end:
             timer = heapq.heappop(timers)[2]
             timer._scheduled = False  # type: ignore[attr-defined]
-            self._given_up -= timer.cancelled()
+            self._given_up -= timer._cancelled
             ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled():
+            if not handle._cancelled:
                 handle._run()
 
     def _describe_waiters(self) -> str:
