@@ -11,12 +11,11 @@ Grid = dict[tuple[int, int], float]
 
 def rollout_seconds(groups: int, size: int, seed: int, small: bool) -> float:
     wanted = 8 if small else 32
-    extra = {"redundant_groups": (groups - 32) / 32, "redundant_members": size - 8}
     outcome = measured(
         [pool("rollout", "H800", 24), pool("train", "H800", 8)],
         [task("gem-math", same_turns=True)],  # members of a group have the same problem before them
         seed=seed,
-        rollout=rollout(wanted, **extra),
+        rollout=rollout(wanted, redundant_groups=(groups - 32) / 32, redundant_members=size - 8),
         pipeline={"type": "sync+"},
         steps=2 if small else 10,
         warmup=0,

@@ -41,11 +41,15 @@ async def together(scenarios: list[Scenario], clock: Clock) -> tuple[list[Outcom
     return [one.result() for one in running], judge.use()
 
 
+def _on_one_clock(scenarios: list[Scenario]) -> tuple[list[Outcome], JudgeUse]:
+    return run_virtual(lambda clock: together(scenarios, clock))
+
+
 def measure(seed: int, small: bool) -> Measurement:
     own = [pool("rollout", "H800", 4), pool("reward", "H800", 4)]
     shared = [pool("rollout", "H800", 8), pool("reward", "serverless", 4 * JOBS)]
-    alone = [run_virtual(lambda clock, n=n: together([job(own, seed + n, small)], clock)) for n in range(JOBS)]
-    many, use = run_virtual(lambda clock: together([job(shared, seed + n, small) for n in range(JOBS)], clock))
+    alone = [_on_one_clock([job(own, seed + n, small)]) for n in range(JOBS)]
+    many, use = _on_one_clock([job(shared, seed + n, small) for n in range(JOBS)])
     dedicated = 100 * sum(one.busy for _, one in alone) / sum(one.paid for _, one in alone)
     functions = 100 * use.busy / use.paid
     faster = fmean(out.rollout_seconds for outs, _ in alone for out in outs) / fmean(o.rollout_seconds for o in many)
