@@ -166,6 +166,25 @@ def test_whoever_waits_has_no_bias_at_any_moment_though_the_long_ones_still_run(
             assert bias.sample(begin)["bias/duration"] == 0.0
 
 
+def test_a_filter_that_does_not_look_at_time_is_no_bias_though_the_long_ones_still_run():
+    """Undecided members are mostly long ones; most of them will be filtered like the others."""
+    draw, bias, now = random.Random(1), DurationBias(), 4.0
+    ends: list[tuple[float, str]] = []
+    for number in range(2000):
+        begin = number * 0.002
+        bias.begin(f"{number}.0.0", begin)
+        ends.append((begin + draw.uniform(0.0, 2.0), f"{number}.0.0"))
+    for time, name in sorted(ends):
+        if time > now:
+            continue
+        bias.end(name, time, 1, natural=True)
+        if draw.random() < 0.1:
+            bias.train(name)
+        else:
+            bias.throw_away(name, filtered=True)
+    assert bias.sample(now)["bias/duration"] == pytest.approx(0.0, abs=0.05)  # 0.4 if all of them counted in full
+
+
 def test_bias_is_silent_until_it_knows_something_and_forgets_what_is_long_ago():
     bias = DurationBias(window=2)
     bias.begin("0.0.0", 0.0)

@@ -22,7 +22,7 @@ from rollweave.observability.looptime import LoopTime
 from rollweave.observability.openwork import OpenWork
 from rollweave.observability.queues import QueueMeter
 from rollweave.observability.slots import SlotMeter
-from rollweave.observability.tokens import LOST, TRAINED, TokenBooks
+from rollweave.observability.tokens import FILTERED, LOST, TRAINED, TokenBooks
 
 BY_ITSELF = frozenset({"finished", "truncated"})
 """Outcomes of episodes that nobody and nothing cut short."""
@@ -118,8 +118,10 @@ class Accountant:
 
     def _attempt_end(self, time: float, data: dict[str, Any]) -> None:
         self.tokens.book(data["id"], data["end"], data["tokens"])
-        if data["end"] != TRAINED:
-            self.bias.throw_away(data["id"])
+        if data["end"] == TRAINED:
+            self.bias.train(data["id"])
+        else:
+            self.bias.throw_away(data["id"], filtered=data["end"] == FILTERED)
 
     def _task_end(self, time: float, data: dict[str, Any]) -> None:
         self.queue.leave(data["group"])

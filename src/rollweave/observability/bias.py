@@ -6,7 +6,8 @@ run. So both means are estimated from all members of all groups, unfinished ones
 times (Kaplan and Meier): an episode that is still running, or that was cut short, counts as *at least this long*.
 
     started   every member: its episode, the longest if it was played several times
-    kept      members that were trained or still may be: the episode that is or would be trained
+    kept      members that were trained or still may be: the episode that is or would be trained; with a filter, each
+              that is not decided yet counts by the share that passes it
 
     bias = mean(kept) / mean(started) - 1
 
@@ -19,7 +20,7 @@ reported with less than its true bias, never with more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 WINDOW = 2048
@@ -36,7 +37,10 @@ class _Attempt:
     natural: bool = False
     tokens: int | None = None
     failed: bool = False
+    trained: bool = False
+    filtered: bool = False
     thrown_away: bool = False
+    """For its age or as surplus, which is where a bias comes from."""
 
     def seconds(self, now: float) -> Observation:
         return (now if self.ended is None else self.ended) - self.began, self.natural
@@ -72,24 +76,37 @@ class DurationBias:
         if one := self._find(attempt):
             one.ended, one.tokens, one.natural, one.failed = time, tokens, natural, failed
 
-    def throw_away(self, attempt: str) -> None:
+    def train(self, attempt: str) -> None:
+        if one := self._find(attempt):
+            one.trained = True
+
+    def throw_away(self, attempt: str, filtered: bool = False) -> None:
         """It will not be trained. Its member still may, if it is played again."""
         if one := self._find(attempt):
-            one.thrown_away = not one.failed
+            one.filtered = filtered
+            one.thrown_away = not one.failed and not filtered
 
     def sample(self, now: float) -> dict[str, float]:
         """`bias/duration` and `bias/tokens`, as shares: -0.2 is a fifth too short. Nothing until an episode ended."""
         seconds, tokens = _Means(), _Means()
+        passing = self._passing()
         for member in self._members.values():
             latest = member.latest
+            chance = 0.0 if latest.thrown_away or latest.filtered else 1.0 if latest.trained else passing
             known = [one.seconds(now) for one in member.lengths]
-            seconds.add(known, latest.seconds(now), latest.thrown_away)
+            seconds.add(known, latest.seconds(now), chance)
             # How much a running episode has sampled so far only its host knows.
             if latest.tokens is not None:
                 counts = [(float(one.tokens), one.natural) for one in member.lengths if one.tokens is not None]
-                tokens.add(counts, (float(latest.tokens), latest.natural), latest.thrown_away)
+                tokens.add(counts, (float(latest.tokens), latest.natural), chance)
         found = {"bias/duration": seconds.bias(), "bias/tokens": tokens.bias()}
         return {key: value for key, value in found.items() if value is not None}
+
+    def _passing(self) -> float:
+        """The share of decided members that the filter let pass."""
+        latest = [member.latest for member in self._members.values()]
+        trained, filtered = sum(one.trained for one in latest), sum(one.filtered for one in latest)
+        return trained / (trained + filtered) if filtered else 1.0
 
     def _find(self, attempt: str) -> _Attempt | None:
         member = self._members.get(_member(attempt))
@@ -104,11 +121,14 @@ def _member(attempt: str) -> str:
 class _Means:
     started: list[Observation] = field(default_factory=list)
     kept: list[Observation] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    """How much of each kept one counts."""
 
-    def add(self, lengths: list[Observation], latest: Observation, thrown_away: bool) -> None:
+    def add(self, lengths: list[Observation], latest: Observation, chance: float) -> None:
         self.started.append(max(lengths))
-        if not thrown_away:
+        if chance > 0:
             self.kept.append(latest)
+            self.chances.append(chance)
 
     def bias(self) -> float | None:
         horizon = max((size for size, final in [*self.started, *self.kept] if final), default=0.0)
@@ -116,17 +136,20 @@ class _Means:
             return None
         if self.kept == self.started:
             return 0.0
-        return survival_mean(self.kept, horizon) / survival_mean(self.started, horizon) - 1.0
+        return survival_mean(self.kept, horizon, self.chances) / survival_mean(self.started, horizon) - 1.0
 
 
-def survival_mean(observations: Iterable[Observation], horizon: float) -> float:
+def survival_mean(observations: Sequence[Observation], horizon: float, weights: Sequence[float] | None = None) -> float:
     """Mean of min(size, horizon), lower limits taken as such: the area under the Kaplan-Meier curve."""
-    line = sorted(observations, key=lambda one: (one[0], not one[1]))
+    together = zip(observations, weights or [1.0] * len(observations), strict=True)
+    line = sorted(together, key=lambda one: (one[0][0], not one[0][1]))
+    at_risk = sum(weight for _, weight in line)
     surviving, area, reached = 1.0, 0.0, 0.0
-    for place, (size, final) in enumerate(line):
+    for (size, final), weight in line:
         here = min(size, horizon)
         area += surviving * (here - reached)
         reached = here
         if final:
-            surviving *= 1.0 - 1.0 / (len(line) - place)
+            surviving *= max(0.0, 1.0 - weight / at_risk)
+        at_risk -= weight
     return area + surviving * (horizon - reached)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 
 TRAINED = "trained"
+FILTERED = "filtered"
 LOST = "lost"
 CAUSES = ("filtered", "surplus", "stale", "aborted", "infra-failed", "reward-failed", LOST)
 """Where tokens end that are not trained: the ledger's ends of attempts, and what reached no attempt."""
