@@ -143,11 +143,11 @@ class Daemon:
 
     async def _end_jobs(self) -> None:
         """In order first: they save what they have. Who does not go is ended."""
-        for how, seconds in ((signal.SIGINT, GOODBYE_SECONDS), (signal.SIGKILL, GOODBYE_SECONDS)):
+        for end in (machine.interrupt, machine.kill):
             for record in self._with_process():
                 assert record.process is not None
-                machine.kill(record.process, how)
-            until = self._clock.now() + seconds
+                end(record.process)
+            until = self._clock.now() + GOODBYE_SECONDS
             while self._with_process() and self._clock.now() < until:
                 self._look.clear()
                 await self._wait_for_news(0.5)

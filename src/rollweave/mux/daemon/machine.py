@@ -66,11 +66,18 @@ async def gone(process: Process) -> None:
         _bury(process.pid)
 
 
-def kill(process: Process, how: signal.Signals = signal.SIGKILL) -> None:
+def kill(process: Process) -> None:
     """The process and all it started."""
     if alive(process):
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def interrupt(process: Process) -> None:
+    """Ask it to end in order; what it started is its own business."""
+    if alive(process):
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGINT)
 
 
 def _bury(pid: int) -> None:
