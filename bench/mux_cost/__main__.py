@@ -14,12 +14,11 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.mux_cost.ablation import ablations
-from rollweave.mux.baselines.bound import lower_bound
 from rollweave.mux.classes import Workload, draw_jobs
 from rollweave.mux.phases import PhaseReplay
 from rollweave.mux.replay import Outcome, Replay
 from rollweave.mux.scheduler import Scheduler
-from rollweave.mux.simulate import Scenario, simulate
+from rollweave.mux.simulate import Scenario, bound, simulate
 from rollweave.mux.trace import TraceJob, describe, read_trace
 
 MOST_FOR_OPT = 40
@@ -72,7 +71,7 @@ def measure(name: str, trace: Sequence[TraceJob], jobs: str, arguments: argparse
             runs[label] = [_replayed(scenario, Scheduler(policy), seed) for seed in seeds]
     if not arguments.no_opt and describe(trace).peak_concurrency <= MOST_FOR_OPT:
         runs["opt"] = [simulate(scenario, "opt", seed) for seed in seeds]
-    bounds = [_bound(scenario, seed) for seed in seeds]
+    bounds = [bound(scenario, seed) for seed in seeds]
     return [_row(name, jobs, policy, runs, bounds) for policy in runs]
 
 
@@ -80,11 +79,6 @@ def _replayed(scenario: Scenario, scheduler: Scheduler, seed: int) -> Outcome:
     jobs = draw_jobs(scenario.trace, scenario.workload, seed)
     arrivals = [(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)]
     return (PhaseReplay if scenario.phases else Replay)(scheduler).run(arrivals)
-
-
-def _bound(scenario: Scenario, seed: int) -> float:
-    jobs = draw_jobs(scenario.trace, scenario.workload, seed)
-    return lower_bound([(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)])
 
 
 def _row(name: str, jobs: str, policy: str, runs: dict[str, list[Outcome]], bounds: list[float]) -> Row:

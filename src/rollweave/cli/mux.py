@@ -27,6 +27,7 @@ def simulate(
     ] = 0,
     failures: Annotated[float, typer.Option(min=0, max=1, help="Share of jobs killed and submitted again.")] = 0.0,
     phases: Annotated[bool, typer.Option("--phases", help="Simulate phase by phase instead of by mean rates.")] = False,
+    bound: Annotated[bool, typer.Option("--bound", help="Also what no policy could go below.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write cost over time as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -48,6 +49,11 @@ def simulate(
         {"policy": policy, "class": jobs, "seed": number, **summary_of(replay(scenario, policy, number, perf_counter))}
         for number in range(seed, seed + seeds)
     ]
+    if bound:
+        from rollweave.mux.simulate import bound as lower_bound
+
+        for run in runs:
+            run["lower_bound"] = lower_bound(scenario, run["seed"])
     summary: dict[str, Any] = runs[0] if seeds == 1 else {"policy": policy, "class": jobs, **over_seeds(runs)}
     if plot is not None:
         from rollweave.mux.plot import cost_over_time

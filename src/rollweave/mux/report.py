@@ -56,6 +56,8 @@ def over_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for name in ("bubbles", "admissions", "decision_latency_ms"):
         means[name] = {key: fmean(run[name][key] for run in runs) for key in runs[0][name]}
     means["decisions"] = [decision for run in runs for decision in run["decisions"]]
+    if "lower_bound" in runs[0]:
+        means["lower_bound"] = fmean(run["lower_bound"] for run in runs)
     return {**means, "runs": list(runs)}
 
 
@@ -79,6 +81,11 @@ def as_table(summary: dict[str, Any]) -> str:
             f"{latency['median']:.2f} ms median, {latency['p99']:.2f} ms p99",
         ),
     ]
+    if "lower_bound" in summary:
+        over = summary["total_cost"] / summary["lower_bound"]
+        lines.insert(
+            1, ("lower bound", f"{summary['lower_bound'] / 1000:,.1f} k$", f"the cost is {over:.2f} times that")
+        )
     return "\n".join(f"  {name:<12}{value:<18}{more}".rstrip() for name, value, more in lines)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rollweave.mux.baselines.bound import lower_bound
 from rollweave.mux.baselines.setups import setup
 from rollweave.mux.classes import Workload, draw_jobs
 from rollweave.mux.phases import PhaseReplay
@@ -42,6 +43,12 @@ def simulate(scenario: Scenario, policy: str, seed: int, stopwatch: Callable[[],
     arrivals = [(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)]
     replay = (PhaseReplay if scenario.phases else Replay)(chosen.decider, chosen.state, stopwatch)
     return replay.run(arrivals, draw_failures(scenario, seed))
+
+
+def bound(scenario: Scenario, seed: int) -> float:
+    """What no policy could go below on the same trace and jobs."""
+    jobs = draw_jobs(scenario.trace, scenario.workload, seed)
+    return lower_bound([(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)])
 
 
 def draw_failures(scenario: Scenario, seed: int) -> list[Failure]:

@@ -49,7 +49,7 @@ class Cells:
         self.known.update((cell.jobs, cell) for cell in fresh)
         if len(self.known) > MOST_CELLS:
             raise ConfigError(
-                f"{len(self.members)} jobs at a time: too many groups to try; use `bound` on such a trace"
+                f"{len(self.members)} jobs at a time: too many groups to try; compare with --bound instead"
             )
 
     def remove(self, job: str) -> None:
