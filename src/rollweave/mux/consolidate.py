@@ -53,14 +53,16 @@ def _by_promise(state: ClusterState, left: int, now: float) -> list[int]:
 def _emptied(state: ClusterState, group: Group, now: float, policy: Policy, views: Views) -> Plan:
     """Moves of all members of the group, or none."""
     members = [state.jobs[name] for name in group.jobs]
-    if any(now - job.moved_at < policy.move_cooldown_s or job.resumes_at > now for job in members):
+    if any(now - job.moved_at < policy.move_cooldown_s or job.resumes_at >= now for job in members):
         return Plan()
-    left = _worth(state, group, now, policy)
+    hours = (max(job.finish_at() for job in members) - now) / HOUR
+    left = _worth(state, group, now, policy) - policy.min_saving * len(members) * (
+        1 if policy.integrated_cost else 1 / hours
+    )
     plan = Plan()
     for job in sorted(members, key=lambda member: -member.solo_s):
         mover = replace(job)
         mover.pause(now)
-        left -= move_price(state, job, policy)
         place = find_place(state, mover, now, policy, skip=group.id, below=left, views=views).best
         if place is None or place.score >= left:
             return Plan()
@@ -76,11 +78,3 @@ def _worth(state: ClusterState, group: Group, now: float, policy: Policy) -> flo
     if not policy.integrated_cost:
         return state.group_cost(group)
     return bill(state, group, finishes(state, group), now)
-
-
-def move_price(state: ClusterState, job: Job, policy: Policy) -> float:
-    """The nodes are paid while the mover pauses."""
-    if not policy.integrated_cost:
-        return 0.0
-    pair = state.rollout.price * job.profile.n_roll + state.train.price * job.profile.n_train
-    return pair * job.profile.move_s / HOUR

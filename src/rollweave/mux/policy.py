@@ -34,11 +34,14 @@ class Policy:
     banking: bool = False
     """Judge the SLO of a whole job (its deadline), so that time saved early may be spent later."""
     guard_iters: float = 0.0
-    """With banking: iterations kept in reserve per job for the transient after every change of its group."""
+    """With banking: iterations kept in reserve per job for the transient after every change of its group (and one more
+    while it waits for its first turn)."""
     max_judged: int = 1_000_000
     """Candidates looked at closely per placement, cheapest first."""
     max_visits: int = 1500
     """Groups visited per departure by the consolidation."""
+    min_saving: float = 60.0
+    """Dollars a move has to save until the jobs end (their nodes are paid while they pause)."""
     move_cooldown_s: float = 3600.0
     drift_window: int = 5
     """Iterations averaged before a drifted profile is acted on."""

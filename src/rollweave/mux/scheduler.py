@@ -32,7 +32,11 @@ class Scheduler:
         if search.best is None:
             why = "no group can take it and the pools have no free nodes"
             return Plan((Step("wait", job.id, why=why),), tuple(search.rejections))
-        return Plan(placed(state, job, search.best), tuple(search.rejections))
+        plan = Plan(placed(state, job, search.best), tuple(search.rejections))
+        if search.best.group or not self.policy.consolidation:
+            return plan
+        # A new group has room that others may have been waiting for.
+        return plan + consolidated(tried(state, plan, now, job), 0, now, self.policy)
 
     def depart(self, state: ClusterState, job: str, now: float) -> Plan:
         """A job has finished (or was cancelled): it leaves, and the rest may be tidied up."""

@@ -53,7 +53,9 @@ def limit(job: Job, now: float, policy: Policy) -> float:
     """The longest mean iteration the job tolerates from now on."""
     promised = job.slo * job.solo_s
     if by_deadline(job, policy):
-        return time_left(job, now) / (job.remaining(now) + policy.guard_iters)
+        # Whoever joins waits up to one lap for its first turn.
+        joining = job.resumes_at >= now
+        return time_left(job, now) / (job.remaining(now) + policy.guard_iters + joining)
     if math.isinf(job.moved_at) or math.isinf(job.n_iters):
         return promised
     # A move stops it while its clock goes on: what is left of the promise may be less.
