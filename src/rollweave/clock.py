@@ -279,6 +279,13 @@ class _Timer(asyncio.TimerHandle):
         self._when = when
         self._scheduled = True
 
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None  # type: ignore[assignment]
+            if self._scheduled:
+                self._loop._timer_handle_cancelled(self)  # type: ignore[attr-defined]
+
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop whose time jumps to the next timer.
@@ -318,7 +325,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        self._given_up += handle._scheduled  # type: ignore[attr-defined]
+        self._given_up += 1
         if self._given_up > 1000 and self._given_up > len(self._timers) // 2:
             self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
             heapq.heapify(self._timers)

@@ -53,23 +53,28 @@ class ContinuousBatch:
         if not self.running:
             self.since = max(self.since, now)
         elif now > self.since:
-            steps = self._stretch.steps(now - self.since)
-            self.advance(steps if now - self.since - self._stretch.seconds(steps) <= 1e-9 else steps + 1)
+            stretch, elapsed = self._stretch, now - self.since
+            steps = stretch.steps(elapsed)
+            seconds = stretch.seconds(steps)
+            if elapsed - seconds > 1e-9:
+                steps += 1
+                seconds = stretch.seconds(steps)
+            self.advance(steps, seconds)
 
-    def advance(self, steps: int) -> None:
-        seconds = self._stretch.seconds(steps)
+    def advance(self, steps: int, seconds: float) -> None:
+        """So many steps later, which take so long."""
         self.since += seconds
         self.stats.busy_seconds += seconds
         self.step += steps
         self._stretch.advance(steps)
 
-    def next_change(self) -> tuple[float, int]:
-        """Let in who waits; when the batch changes next, and after how many steps. Only with somebody in it."""
+    def next_change(self) -> tuple[int, float]:
+        """Let in who waits; after how many steps, and seconds, the batch changes next. Only with somebody in it."""
         ends = self._ends
         if self.waiting and not (ends and ends[0][0] <= self.step):  # else somebody leaves first
             self._let_in()
         steps = self._steps_to_change()
-        return self.since + self._stretch.seconds(steps), steps
+        return steps, self._stretch.seconds(steps)
 
     def _steps_to_change(self) -> int:
         ends, running = self._ends, len(self.running)
@@ -130,7 +135,9 @@ class ContinuousBatch:
         stretch.tokens_more += new
         stretch.pairs_more += new_pairs
         tokens = ceil(stretch.tokens_more)
-        stretch.steps_more = max(stretch.steps_more, costs.prefill_steps(tokens))
+        steps = 1 if tokens <= costs.prefill_chunk else costs.prefill_steps(tokens)
+        if stretch.steps_more < steps:
+            stretch.steps_more = steps
         # Of all that is to be computed, not only of what is new: together it may be too much to hide behind the reads.
         stretch.more = stretch.recompute + costs.prefill(tokens, stretch.pairs_more, batch)
         self._resize()

@@ -175,15 +175,18 @@ class GpuEngine:
 
     def _plan(self) -> None:
         """Set the timer for the next change of the batch."""
-        self._stop_timer()
-        when, steps = self._batch.next_change()
-        if self._batch.running:
-            self._timer = self._clock.loop.call_at(when, self._change, steps)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch = self._batch
+        steps, seconds = batch.next_change()
+        if batch.running:
+            self._timer = self._clock.loop.call_at(batch.since + seconds, self._change, steps, seconds)
 
-    def _change(self, steps: int) -> None:
+    def _change(self, steps: int, seconds: float) -> None:
         self._timer = None
         if steps:
-            self._batch.advance(steps)
+            self._batch.advance(steps, seconds)
         self._answer_due()
         self._batch.make_room()
         self._plan()
