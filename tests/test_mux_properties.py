@@ -42,7 +42,7 @@ class Storm:
 
     def _one(self) -> None:
         leaver = min(self.state.jobs.values(), key=lambda job: job.finish_at(), default=None)
-        pause = self.draw.expovariate(1 / 1500)
+        pause = self.draw.expovariate(1 / 3000)
         if leaver is not None and leaver.finish_at() <= self.now + pause:
             self.now = leaver.finish_at()
             if self.now > leaver.deadline * (1 + 1e-9):
@@ -97,10 +97,10 @@ class Storm:
 
 
 STORMS = [
-    pytest.param(ROLLMUX, 4000, id="rollmux"),
-    pytest.param(PER_ITERATION, 2500, id="per-iteration"),
-    pytest.param(DEFAULT, 2500, id="default"),
-    pytest.param(replace(DEFAULT, integrated_cost=True), 1000, id="integrated"),
+    pytest.param(ROLLMUX, 5000, id="rollmux"),
+    pytest.param(DEFAULT, 1500, id="default"),
+    pytest.param(PER_ITERATION, 2500, id="per-iteration", marks=pytest.mark.slow),
+    pytest.param(replace(DEFAULT, integrated_cost=True), 1000, id="integrated", marks=pytest.mark.slow),
 ]
 
 
@@ -111,12 +111,12 @@ def test_ten_thousand_events_break_no_invariant_and_no_promise(policy: Policy, e
     storm.run(events)
     assert storm.late == []
     assert min(storm.steps[kind] for kind in ("open", "place", "leave")) > events / 50
-    assert (storm.steps["move"] > 10) == policy.consolidation
-    assert (storm.steps["arrange"] > 10) == (policy.fifo != "off" or policy.order_search)
+    assert (storm.steps["move"] > 0) == policy.consolidation
+    assert (storm.steps["arrange"] > 0) == (policy.fifo != "off" or policy.order_search)
 
 
 def test_safe_departure_reserves_the_turn_of_a_leaver_when_the_rest_depends_on_it() -> None:
     """The same storm without it: somebody's promise would rest on a rhythm that is gone."""
     storm = Storm(DEFAULT, generator(8, "storm"), gangs=False)
-    storm.run(1500)
+    storm.run(500)
     assert storm.steps["reserve"] > 0 and storm.late == []

@@ -13,7 +13,6 @@ from dataclasses import replace
 from rollweave.mux.apply import tried
 from rollweave.mux.group import Group
 from rollweave.mux.horizon import HOUR, bill, finishes
-from rollweave.mux.job import Job
 from rollweave.mux.outlook import Views
 from rollweave.mux.placement import find_place, moved
 from rollweave.mux.plan import Plan
@@ -56,9 +55,10 @@ def _emptied(state: ClusterState, group: Group, now: float, policy: Policy, view
     if any(now - job.moved_at < policy.move_cooldown_s or job.resumes_at >= now for job in members):
         return Plan()
     hours = (max(job.finish_at() for job in members) - now) / HOUR
-    left = _worth(state, group, now, policy) - policy.min_saving * len(members) * (
-        1 if policy.integrated_cost else 1 / hours
-    )
+    if hours * HOUR <= max(job.profile.move_s for job in members):
+        return Plan()  # done before the move would be
+    price = policy.min_saving * len(members)
+    left = _worth(state, group, now, policy) - (price if policy.integrated_cost else price / hours)
     plan = Plan()
     for job in sorted(members, key=lambda member: -member.solo_s):
         mover = replace(job)

@@ -1,0 +1,1 @@
+"""How long a scheduling decision takes, from five running jobs to two thousand."""
