@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
     "redundancies": [0.0],
 }
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "two kinds": {},
     "many short turns": {
         "workload": {

@@ -53,7 +53,7 @@ class PlanConfig(Section):
     budget: PositiveFloat | None = None
     """US dollars per hour for everything."""
     objective: Literal["speed", "cost"] = "speed"
-    """`speed`: the shortest step. `cost`: the fewest dollars per step."""
+    """`speed`: the most trained tokens per second. `cost`: the most per dollar."""
     alphas: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0, 1.0, 2.0)
     """Staleness bounds to consider; 0 stands for `sync+`."""
     redundancies: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0, 0.25)

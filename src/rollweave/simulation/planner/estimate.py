@@ -12,7 +12,8 @@ episode bounds the rollout from below. Good enough to tell hundreds of candidate
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from statistics import fmean
 
 from rollweave.config.cluster import Pool
@@ -51,8 +52,18 @@ class Estimate:
     candidate: Candidate
     step_seconds: float
     rollout_seconds: float
-    train_seconds: float
-    dollars_per_step: float
+    trainer_seconds: float
+    """Training, and publishing what was trained."""
+    dollars_per_hour: float
+
+    @property
+    def dollars_per_step(self) -> float:
+        return self.dollars_per_hour * self.step_seconds / 3600
+
+    def corrected(self, factor: float) -> Estimate:
+        """As if the rollout took this many times as long."""
+        rollout, trainer = self.rollout_seconds * factor, self.trainer_seconds
+        return replace(self, rollout_seconds=rollout, step_seconds=_step(self.candidate, rollout, trainer))
 
 
 class Estimator:
@@ -71,14 +82,14 @@ class Estimator:
     def __call__(self, candidate: Candidate) -> Estimate:
         rollout = self._rollout_seconds(candidate)
         train = self._train_seconds(candidate.train_device, candidate.train_count)
-        path = self._path
-        publish = path.push + path.pull - path.exposed
-        if candidate.alpha:
-            step = path.exposed + max(rollout, train + publish)
-        else:
-            step = path.exposed + rollout + train + publish
+        trainer = train + self._path.push + self._path.pull
         price = candidate.price(self._plan)
-        return Estimate(candidate, step, rollout, train, price * step / 3600)
+        return Estimate(candidate, _step(candidate, rollout, trainer), rollout, trainer, price)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Of a batch that is not chosen by who finished first."""
+        return self.batch * self._mean.length
 
     def _rollout_seconds(self, candidate: Candidate) -> float:
         engines = sum(each.count // each.tensor_parallel for each in candidate.rollout)
@@ -114,10 +125,11 @@ class Estimator:
         return batch / generating, token
 
     def _tail(self, seconds_per_token: float, redundancy: float) -> float:
-        """The longest episode that a step waits for: with redundancy the slowest ones are not waited for."""
-        times = sorted(shape.waiting + shape.answers * seconds_per_token for shape in self._shapes)
-        needed = 1.0 / (1.0 + redundancy) if redundancy else 1.0
-        return times[min(len(times) - 1, int(needed * len(times)))]
+        """The slowest group that a step waits for, as slow as its slowest member; redundant ones may be slower."""
+        times = [shape.waiting + shape.answers * seconds_per_token for shape in self._shapes]
+        size = min(self._rollout.group_size, len(times))
+        groups = sorted(max(times[first : first + size]) for first in range(0, len(times), size))
+        return groups[ceil(len(groups) / (1.0 + redundancy)) - 1]
 
     def _recompute(self, pools: Sequence[Engines], in_flight: float) -> float:
         """After an update every cache in use is computed again."""
@@ -157,6 +169,10 @@ class Estimator:
         decode = mean.answers * (costs.fixed(batch) + costs.per_cached_token * batch * mean.held) / batch
         prefill = costs.prefill(max(1, round(mean.context)), mean.pairs, batch)
         return decode / (decode + prefill)
+
+
+def _step(candidate: Candidate, rollout: float, trainer: float) -> float:
+    return max(rollout, trainer) if candidate.alpha else rollout + trainer
 
 
 def _sample(plan: PlanConfig) -> tuple[list[Shape], float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from rollweave.config.planning import PlanConfig
 from rollweave.simulation.outcome import Outcome
@@ -17,10 +18,12 @@ from rollweave.simulation.simulate import simulate
 
 STEPS, WARMUP = 4, 1
 """Of a simulation; fewer steps if they have very many turns."""
-TURNS = 120_000
-"""Simulated turns that a search may spend: some fifteen seconds."""
+TURNS = 90_000
+"""Simulated turns that a search may spend: ten to twenty seconds."""
 FEWEST, MOST = 3, 24
 """Candidates to simulate, whatever they cost."""
+WAITING = 0.2
+"""Idle share of a trainer that waits for data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def plan(config: PlanConfig) -> Result:
     steps = int(min(STEPS, max(WARMUP + 1, TURNS / (turns * 2 * FEWEST))))
     tries = int(min(MOST, max(FEWEST, TURNS / (turns * steps))))
     choices: list[Choice] = []
-    for estimate in _promising(config, estimates, choices):
+    for estimate in _promising(config, estimator, estimates, choices):
         choices.append(judge(config, estimate, steps))
         if len(choices) >= tries:
             break
@@ -67,10 +70,15 @@ def judge(config: PlanConfig, estimate: Estimate, steps: int = STEPS) -> Choice:
 
 
 def merit(config: PlanConfig, choice: Choice) -> tuple[float, float, Candidate]:
-    """Less is better; among equals the cheaper one."""
+    """Less is better; among equals the cheaper one.
+
+    By trained token, not by step: redundancy and staleness decide which episodes the few simulated steps consume, and
+    a step of short ones is no achievement.
+    """
+    seconds = 1.0 / choice.outcome.tokens_per_second
     if config.objective == "cost":
-        return choice.dollars_per_step, choice.outcome.step_seconds, choice.candidate
-    return choice.outcome.step_seconds, choice.dollars_per_hour, choice.candidate
+        return seconds * choice.dollars_per_hour, seconds, choice.candidate
+    return seconds, choice.dollars_per_hour, choice.candidate
 
 
 def _guess(config: PlanConfig, estimate: Estimate) -> tuple[float, float, Candidate]:
@@ -79,16 +87,32 @@ def _guess(config: PlanConfig, estimate: Estimate) -> tuple[float, float, Candid
     return estimate.step_seconds, estimate.dollars_per_step, estimate.candidate
 
 
-def _promising(config: PlanConfig, estimates: Sequence[Estimate], tried: Sequence[Choice]) -> Iterator[Estimate]:
+def _promising(
+    config: PlanConfig, estimator: Estimator, estimates: Sequence[Estimate], tried: Sequence[Choice]
+) -> Iterator[Estimate]:
     """In turns: the best estimate left, and the best estimate left among those that resemble the best one found."""
     left = list(estimates)
     while left:
         yield left.pop(0)
         best = min(tried, key=lambda choice: merit(config, choice)).candidate
+        factor = rollout_factor(estimator, tried)
+        left.sort(key=lambda each: _guess(config, each.corrected(factor)))
         near = next((each for each in left if differences(best, each.candidate) == 1), None)
         if near is not None:
             left.remove(near)
             yield near
+
+
+def rollout_factor(estimator: Estimator, tried: Sequence[Choice]) -> float:
+    """How much longer rollouts take in simulation than by estimate, of those whose trainer had to wait."""
+    factors = []
+    for choice in tried:
+        estimate, outcome = choice.estimate, choice.outcome
+        step = estimator.tokens_per_step / outcome.tokens_per_second
+        rollout = step if choice.candidate.alpha else step - estimate.trainer_seconds
+        if outcome.pool("train").idle_share > WAITING and rollout > 0:
+            factors.append(rollout / estimate.rollout_seconds)
+    return median(factors) if factors else 1.0
 
 
 def differences(one: Candidate, other: Candidate) -> int:

@@ -15,7 +15,7 @@ BALANCED = 0.25
 """Idle shares up to which a pool counts as well used."""
 
 ALMOST = 1.05
-"""A step that is at most so much longer is hardly longer."""
+"""Times the time per token: hardly slower."""
 
 LABELS = ("", "train", "rollout", "mode", "redundant")
 NUMBERS = ("step s", "tokens/s", "$/h", "$/step", "idle train", "idle rollout")
@@ -119,8 +119,8 @@ def _against(best: Choice, result: Result, field: str, what: str) -> str:
     other = next((c for c in result.choices[1:] if getattr(c.candidate, field) != mine), None)
     if other is None:
         return ""
-    ratio = other.outcome.step_seconds / best.outcome.step_seconds
-    change = f"{ratio - 1:+.0%}" if abs(ratio - 1) >= 0.005 else "the same time"
+    ratio = best.outcome.tokens_per_second / other.outcome.tokens_per_second
+    change = f"{ratio - 1:+.0%} time per token" if abs(ratio - 1) >= 0.005 else "the same time"
     return (
         f"The best with {what} ({_value(other.candidate, field)} instead of {_value(best.candidate, field)}): {change}."
     )
@@ -128,15 +128,17 @@ def _against(best: Choice, result: Result, field: str, what: str) -> str:
 
 def _cheaper(best: Choice, result: Result) -> str:
     """What costs clearly less and takes hardly longer."""
-    limit = ALMOST * best.outcome.step_seconds
-    others = [c for c in result.choices[1:] if c.outcome.step_seconds <= limit]
+    limit = best.outcome.tokens_per_second / ALMOST
+    others = [c for c in result.choices[1:] if c.outcome.tokens_per_second >= limit]
     cheapest = min(others, key=lambda choice: choice.dollars_per_hour, default=None)
     if cheapest is None or cheapest.dollars_per_hour > 0.9 * best.dollars_per_hour:
         return ""
-    longer = cheapest.outcome.step_seconds / best.outcome.step_seconds - 1
+    longer = best.outcome.tokens_per_second / cheapest.outcome.tokens_per_second - 1
     saved = 1 - cheapest.dollars_per_hour / best.dollars_per_hour
     place = result.choices.index(cheapest) + 1
-    return f"Number {place} costs {saved:.0%} less an hour and takes {longer:.1%} longer: {cheapest.candidate}."
+    return (
+        f"Number {place} costs {saved:.0%} less an hour and takes {longer:.1%} longer per token: {cheapest.candidate}."
+    )
 
 
 def _value(candidate: Candidate, field: str) -> str:
