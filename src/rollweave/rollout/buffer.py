@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from rollweave.rollout.selection import Candidate, Selection, left_over, select
@@ -13,15 +14,36 @@ class SampleBuffer:
     def __init__(self, bound: StalenessBound) -> None:
         self.bound = bound
         self.groups: dict[int, Group] = {}
+        self._versions: dict[int, int] = {}
+        """What each group's staleness is counted from: a complete group does not change any more."""
 
     def __len__(self) -> int:
         return len(self.groups)
 
     def put(self, group: Group) -> None:
         self.groups[group.id] = group
+        self._versions[group.id] = group.oldest_version
 
     def take(self, id: int) -> Group:
+        del self._versions[id]
         return self.groups.pop(id)
+
+    def must_wait(self, step: int, running: Iterable[int]) -> bool:
+        """At a glance: whether more groups of these versions run than later steps have places for.
+
+        Only where everybody wants a place, nobody may be given up and no more were issued than fit; `select` knows
+        the rest, but looks at every group. A step that waits for its slowest group asks once per group that ends.
+        """
+        under_way, complete = Counter(running), Counter(self._versions.values())
+        late, everybody, unfinished = False, 0, 0
+        for version in sorted(under_way | complete):
+            everybody += under_way[version] + complete[version]
+            unfinished += under_way[version]
+            places = self.bound.capacity(version, step + 1)
+            if everybody > self.bound.groups_per_step + places:
+                return False
+            late |= unfinished > places
+        return late
 
     def select(
         self, step: int, running: Iterable[Candidate], survivors: float = 1.0, start_only: bool = False
@@ -36,4 +58,4 @@ class SampleBuffer:
         return left_over(self._complete(), step, self.bound)
 
     def _complete(self) -> list[Candidate]:
-        return [Candidate(group.id, group.oldest_version, complete=True) for group in self.groups.values()]
+        return [Candidate(id, version, complete=True) for id, version in self._versions.items()]

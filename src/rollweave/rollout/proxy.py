@@ -8,9 +8,23 @@ then the trajectory's tag says which of them it may go to.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from rollweave.engines.protocol import Completion, Engine, Request
+
+STALE_ENTRIES = 8
+"""Per worker, before a line is made anew."""
+
+
+class _Line(NamedTuple):
+    """The workers of a pool by how many trajectories they hold."""
+
+    pool: Sequence[int]
+    workers: frozenset[int]
+    entries: list[tuple[int, int]]
+    """(held, worker), a heap; an entry that is no longer true is skipped when it comes up."""
 
 
 class LLMProxy:
@@ -21,6 +35,8 @@ class LLMProxy:
         self._pool = pool or (lambda tag: everybody)
         self._home: dict[str, int] = {}
         self._held = [0] * len(self._engines)
+        self._lines: dict[int, _Line] = {}
+        """By the identity of the pool."""
         self._latest: dict[str, str] = {}
         """The latest request of each trajectory: it has one at a time."""
 
@@ -31,7 +47,7 @@ class LLMProxy:
             pool = self._pool(request.tag)
             worker = self._least_busy(pool) if group is None else pool[group % len(pool)]
             self._home[request.trajectory] = worker
-            self._held[worker] += 1
+            self._hold(worker, +1)
         self._latest[request.trajectory] = request.id
         return self._engines[worker].generate(request)
 
@@ -44,11 +60,24 @@ class LLMProxy:
         """The trajectory has ended: forget its worker, free its cache."""
         worker = self._home.pop(trajectory, None)
         if worker is not None:
-            self._held[worker] -= 1
+            self._hold(worker, -1)
             del self._latest[trajectory]
             self._engines[worker].release(trajectory)
 
     def _least_busy(self, pool: Sequence[int]) -> int:
-        if len(pool) == len(self._held):  # much faster, and there may be thousands
-            return self._held.index(min(self._held))
-        return min(pool, key=self._held.__getitem__)
+        """There may be thousands: looking at each of them for every trajectory would take longer than its turns."""
+        line = self._lines.get(id(pool))
+        if line is None or len(line.entries) > STALE_ENTRIES * len(pool):
+            entries = [(self._held[worker], worker) for worker in pool]
+            heapq.heapify(entries)
+            line = self._lines[id(pool)] = _Line(pool, frozenset(pool), entries)
+        entries = line.entries
+        while entries[0][0] != self._held[entries[0][1]]:
+            heapq.heappop(entries)
+        return entries[0][1]
+
+    def _hold(self, worker: int, more: int) -> None:
+        self._held[worker] += more
+        for line in self._lines.values():
+            if worker in line.workers:
+                heapq.heappush(line.entries, (self._held[worker], worker))

@@ -278,6 +278,9 @@ class RolloutScheduler:
             for id in self.buffer.left_over(step):
                 self._discard(id, AttemptEnd.SURPLUS)
                 self._admit()
+        everybody_stays = self.plan.policy == "wait" and not self._over_issues
+        if everybody_stays and self.buffer.must_wait(step, (group.version for group in self._running.values())):
+            return None
         running = (
             Candidate(group.id, group.version, complete=False, expendable=self._expendable(group))
             for group in self._running.values()
