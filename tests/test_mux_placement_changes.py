@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from rollweave.mux.coexec import fifo_worst
+from rollweave.mux.fifo import fifo_means
+from rollweave.mux.group import Group, phases_at
 from rollweave.mux.invariants import check_state
 from rollweave.mux.job import Job
 from rollweave.mux.plan import Plan
@@ -144,3 +146,41 @@ def test_the_way_out_of_a_fifo_group_is_taken_before_it_closes() -> None:
         Scheduler(DEFAULT).apply(state, plan, now)
     assert state.groups[2].jobs == ("short",) and now > 50_000
     assert short.pace == 150 and short.finish_at() <= short.deadline
+
+
+def fifo_group() -> ClusterState:
+    """Four jobs on nodes of their own around one train node. Without d, c meets b's long train phase every time: its
+    mean iteration rises from 380 s to 473 s."""
+    state = ClusterState()
+    for number, (roll, train) in enumerate(((560, 150), (60, 210), (290, 50), (580, 90))):
+        name = "abcd"[number]
+        job = Job(name, JobProfile(roll, train), 2.0, 100, deadline=1e9)
+        group = state.groups.setdefault(1, Group(1, (0,), "fifo"))
+        group.add(name, phases_at(job.profile, 1), (number,))
+        state.jobs[name], state.home[name] = job, 1
+    for name, pace in fifo_means(state.groups[1]).items():
+        state.jobs[name].pace = pace
+    state.rollout.take((0, 1, 2, 3))
+    state.train.take((0,))
+    return state
+
+
+def test_a_leaver_whose_turn_the_others_rhythm_depends_on_leaves_it_behind() -> None:
+    state = fifo_group()
+    fifo_only = replace(DEFAULT, consolidation=False)
+    job = state.jobs["c"]
+    assert job.pace == pytest.approx(380)
+    job.deadline = 100 * 380 + fifo_worst(state.groups[1], "c") + job.profile.move_s
+    plan = depart(state, fifo_only, "d", 0.0)
+    assert [step.kind for step in plan.steps] == ["reserve"]
+    assert state.groups[1].phantoms == ("d",) and job.pace == pytest.approx(380)
+    assert state.rollout.used == 3 and state.groups[1].nodes == (0, 1, 2) and "d" not in state.jobs
+    # With the next change the reservation is gone.
+    depart(state, fifo_only, "b", 10.0)
+    assert state.groups[1].phantoms == () and state.groups[1].jobs == ("a", "c")
+
+
+def test_a_leaver_nobody_depends_on_simply_leaves() -> None:
+    state = fifo_group()
+    plan = depart(state, replace(DEFAULT, consolidation=False), "d", 0.0)
+    assert plan.steps[0].kind == "leave" and state.groups[1].phantoms == ()

@@ -26,7 +26,6 @@ class Storm:
 
     policy: Policy
     draw: random.Random
-    gangs: bool = True
     state: ClusterState = field(default_factory=lambda: ClusterState(rollout_pool(1500), train_pool(1500)))
     now: float = 0.0
     events: int = 0
@@ -84,7 +83,7 @@ class Storm:
         profile = JobProfile(
             scale * draw.uniform(50, 300),
             scale * draw.uniform(15, 120),
-            n_roll=draw.choice((1, 1, 1, 1, 2)) if self.gangs else 1,
+            n_roll=draw.choice((1, 1, 1, 1, 2)),
             n_train=draw.choice((1, 1, 1, 2)),
             mem_roll=draw.choice((100, 300, 500)),
             mem_train=draw.choice((100, 300, 500)),
@@ -113,10 +112,3 @@ def test_ten_thousand_events_break_no_invariant_and_no_promise(policy: Policy, e
     assert min(storm.steps[kind] for kind in ("open", "place", "leave")) > events / 50
     assert (storm.steps["move"] > 0) == policy.consolidation
     assert (storm.steps["arrange"] > 0) == (policy.fifo != "off" or policy.order_search)
-
-
-def test_safe_departure_reserves_the_turn_of_a_leaver_when_the_rest_depends_on_it() -> None:
-    """The same storm without it: somebody's promise would rest on a rhythm that is gone."""
-    storm = Storm(DEFAULT, generator(8, "storm"), gangs=False)
-    storm.run(500)
-    assert storm.steps["reserve"] > 0 and storm.late == []
