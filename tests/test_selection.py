@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollweave.rollout.buffer import SampleBuffer
 from rollweave.rollout.selection import Candidate, Selection, select
 from rollweave.rollout.staleness import StalenessBound
+from rollweave.tasks import Task
+from rollweave.trajectory import Group, Trajectory
 
 
 def running(id: int, version: int, expendable: bool = False) -> Candidate:
@@ -163,3 +166,31 @@ def test_with_everybody_waited_for_what_is_consumed_is_what_was_admitted(alpha: 
             del line[id]
             consumed.append(id)
     assert sorted([*consumed, *line]) == list(range(len(versions)))
+
+
+def holding(bound: StalenessBound, versions: list[int]) -> SampleBuffer:
+    buffer, task = SampleBuffer(bound), Task("t", "e", 0)
+    for id, version in enumerate(versions):
+        buffer.put(Group(id, task, [Trajectory(f"{id}", id, 0, task, admitted_version=version)]))
+    return buffer
+
+
+@given(
+    st.sampled_from([0, 0.5, 1, 1.5, 2]),
+    st.integers(1, 4),
+    st.lists(st.integers(3, 6), max_size=12),
+    st.lists(st.integers(3, 6), max_size=12),
+)
+@settings(max_examples=400, deadline=None)
+def test_at_a_glance_the_buffer_waits_only_where_the_selection_would(
+    alpha: float, size: int, ready: list[int], unfinished: list[int]
+) -> None:
+    buffer = holding(StalenessBound(alpha, size), ready)
+    if buffer.must_wait(6, unfinished):
+        assert buffer.select(6, [running(100 + n, version) for n, version in enumerate(unfinished)]) is None
+
+
+def test_at_a_glance_the_buffer_sees_a_group_at_its_limit() -> None:
+    buffer = holding(StalenessBound(1, 1), [5])
+    assert buffer.must_wait(5, [4])
+    assert not buffer.must_wait(5, [5])

@@ -21,6 +21,7 @@ def make_job(
     pipeline: dict[str, Any], seed: int = 0, steps: int = 6, evaluate: int = 0, save: int = 0, **rollout: Any
 ) -> Job:
     numbers = {"groups_per_step": 4, "group_size": 3, "environments": 8, "max_turns": 6, **rollout}
+    advantage = "grpo" if numbers["group_size"] > 1 else "reinforce++"
     return Job.model_validate(
         {
             "seed": seed,
@@ -28,7 +29,7 @@ def make_job(
             "environment": {"type": "frozen_lake"},
             "pipeline": pipeline,
             "rollout": numbers,
-            "training": {"steps": steps, "loss": {"denominator": "behaviour"}, "advantage": {"type": "reinforce++"}},
+            "training": {"steps": steps, "loss": {"denominator": "behaviour"}, "advantage": {"type": advantage}},
             "evaluation": {"every": evaluate, "tasks": 3},
             "checkpoint": {"every": save},
         }
