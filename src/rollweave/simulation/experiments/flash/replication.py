@@ -7,14 +7,18 @@ from rollweave.simulation.experiments.frame import Experiment, Measurement
 from rollweave.simulation.experiments.setup import measured, pool, rollout, task
 
 SHAPES = ((64, 16), (32, 16), (16, 32))
+ENGINES, SLOTS = 8, 32
+"""Requests under way per engine: the next one goes where one has ended."""
 
 
 def generation_seconds(groups: int, size: int, replicated: bool, seed: int, small: bool) -> float:
     outcome = measured(
-        [pool("rollout", "H800", 8), pool("train", "H800", 8)],
+        [pool("rollout", "H800", ENGINES), pool("train", "H800", 8)],
         [task("rlvr-math")],
         seed=seed,
-        rollout=rollout(groups // 4 if small else groups, size, prompt_replication=replicated),
+        rollout=rollout(
+            groups // 4 if small else groups, size, prompt_replication=replicated, environments=ENGINES * SLOTS
+        ),
         pipeline={"type": "sync+"},
         steps=1 if small else 8,
         warmup=0,
