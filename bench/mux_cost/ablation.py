@@ -1,24 +1,27 @@
-"""`default` with one switch at a time set back to what RollMux does."""
+"""`default` with one switch at a time turned: off if it is on, on if it is off."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
+from typing import Any
 
 from rollweave.mux.policy import DEFAULT, ROLLMUX, Policy
 
-NUMBERS_OF_A_SWITCH = ("guard_iters", "reserve")
-"""They mean nothing without banking, and are set back with it."""
+SWITCHES = ("consolidation", "fifo", "banking", "slowdown_price", "prune_saturated", "order_search", "adaptive")
+"""What `default` adds to RollMux."""
+EXTRAS: dict[str, dict[str, Any]] = {
+    "integrated_cost": {"integrated_cost": True, "slowdown_price": 0.0},
+    "fifo by proof only": {"fifo": "bound"},
+}
+"""What it could have instead."""
+WITH = {"banking": ("guard_iters",)}
+"""Numbers that mean nothing without their switch."""
 
 
 def ablations() -> dict[str, Policy]:
-    switches = [
-        field.name
-        for field in fields(Policy)
-        if field.name not in NUMBERS_OF_A_SWITCH and getattr(DEFAULT, field.name) != getattr(ROLLMUX, field.name)
-    ]
-    return {f"default - {name}": _without(name) for name in switches}
+    rows = {f"default - {name}": _without(name) for name in SWITCHES}
+    return rows | {f"default, {name}": replace(DEFAULT, **changes) for name, changes in EXTRAS.items()}
 
 
 def _without(name: str) -> Policy:
-    names = (name, *NUMBERS_OF_A_SWITCH) if name == "banking" else (name,)
-    return replace(DEFAULT, **{one: getattr(ROLLMUX, one) for one in names})
+    return replace(DEFAULT, **{one: getattr(ROLLMUX, one) for one in (name, *WITH.get(name, ()))})
