@@ -18,6 +18,8 @@ from random import Random
 
 from bench.kill.check import problems
 from bench.mux_kill.harness import VICTIMS, Harness, Point
+from rollweave.runs.folder import RunFolder
+from rollweave.runs.resume import rewind
 
 JOB = Path(__file__).parent / "job.yaml"
 
@@ -55,8 +57,15 @@ def measure(
         left = harness.finish()
     finally:
         harness.close()
-    books = [f"{run.parent.name}: {problem}" for run in harness.runs for problem in problems(run)]
+    books = [f"{run.parent.name}: {problem}" for run in harness.runs for problem in _as_resumed(run)]
     return done, [*(f"point {p.number}: {problem}" for p in done for problem in p.problems), *left, *books]
+
+
+def _as_resumed(run: Path) -> list[str]:
+    """What is wrong with a run where its next process would begin: at its newest checkpoint."""
+    folder = RunFolder.open(run)
+    rewind(folder, folder.job())
+    return problems(run)
 
 
 if __name__ == "__main__":
