@@ -1,6 +1,6 @@
 """docs/experiments.md: every row, its claim, and what the last full run measured.
 
-rollweave experiments run all --seeds 3 --json > docs/experiments.json
+rollweave experiments run all --json > docs/experiments.json
 python -m rollweave.simulation.experiments.document docs/experiments.json > docs/experiments.md
 """
 
@@ -47,7 +47,8 @@ the paper, A in its public code, S in a third party's note, S- in one that nothi
 published figures. A range is the paper's over several cases; anywhere inside it counts as exact.
 
 This page is made by `python -m rollweave.simulation.experiments.document docs/experiments.json`; the measured figures
-are those of the JSON beside it, which `rollweave experiments run all --seeds 3 --json` printed.
+are those of the JSON beside it, which `rollweave experiments run all --json` printed. A row without one has not been
+run since it was written down.
 """
 
 
