@@ -57,15 +57,20 @@ def test_the_page_of_documentation_says_what_the_tables_say() -> None:
 
 
 def test_the_kept_results_are_of_the_rows_that_are_claimed() -> None:
-    kept = read_results(DOCS / "experiments.json")
-    found = {(e["name"], r["row"], r["claim"]) for e in kept["experiments"] for r in e["rows"]}
-    assert found == {(e.name, c.label, c.kind) for e in experiments().values() for c in e.study.claims}
+    kept = read_results(DOCS / "experiments.json")["experiments"]
+    run = {one["name"] for one in kept}
+    assert run >= {experiment.name for experiment in OURS}
+    found = {(one["name"], row["row"], row["claim"], row["holds"]) for one in kept for row in one["rows"]}
+    claimed = {(e.name, c.label, c.kind, c.holds) for e in experiments().values() for c in e.study.claims}
+    assert found == {row for row in claimed if row[0] in run}
 
 
 def test_the_bar_is_met_by_the_kept_results() -> None:
-    number = read_results(DOCS / "experiments.json")["scores"]["number"]
-    assert number["ok"] >= 0.8 * number["rows"]
-    assert number["miss"] == 0
+    ours = {experiment.name for experiment in OURS}
+    kept = [one for one in read_results(DOCS / "experiments.json")["experiments"] if one["name"] in ours]
+    verdicts = [row["verdict"] for one in kept for row in one["rows"] if row["claim"] == "number"]
+    assert verdicts.count("ok") >= 0.8 * len(verdicts)
+    assert "miss" not in verdicts
 
 
 # ------------------------------------------------------------------------------------------------------- the verdicts
