@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from rollweave.config.distributions import Constant
 from rollweave.config.workload import TaskModel
 from rollweave.seeds import generator
 from rollweave.simulation.workloads.episode import Episode, EpisodeModel
@@ -62,4 +63,6 @@ class DrawnWorkload:
 
     def reward_seconds(self, trajectory: Trajectory) -> float:
         model = self._models[trajectory.task.environment]
+        if isinstance(model.task.reward_seconds, Constant):  # a generator takes longer to make than to use
+            return model.task.reward_seconds.value
         return model.reward_seconds(generator(trajectory.task.seed, "reward", trajectory.id))
