@@ -1,4 +1,7 @@
-"""R1: three rollout pools that cost the same, beside 32 H800 that train; all counts halved."""
+"""R1: three rollout pools that cost the same, beside 32 H800 that train; all counts over four.
+
+So small, the pools cannot be shared out among engines of four GPUs: the largest model runs on two.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ def throughput(model: str, pools: list[Data], seed: int, small: bool) -> float:
 def measure(seed: int, small: bool) -> Measurement:
     found = {
         model: {
-            name: throughput(model, pools, seed, small) for name, pools in equal_cost(TENSOR_PARALLEL[model]).items()
+            name: throughput(model, pools, seed, small)
+            for name, pools in equal_cost(min(2, TENSOR_PARALLEL[model])).items()
         }
         for model in NAMES
     }

@@ -1,5 +1,5 @@
-"""A mixture-of-experts job at one generating GPU in twenty of the paper's 2,500: what get_batch waits, what a better
-split of the same GPUs gains.
+"""A mixture-of-experts job on a thirtieth of the paper's 3,000 GPUs: what get_batch waits, what a better split of the
+same GPUs gains. (`python -m bench.simulate` runs all 3,000.)
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MODEL: Data = {
     "head_dim": 128,
     "source": "config.json of Qwen3-235B-A22B on Hugging Face; the paper says hundreds of billions, mixture of experts",
 }
-GPUS, NODE = 144, 8
-TRAINING = (24, 32, 48, 64)
+GPUS, NODE = 96, 8
+TRAINING = (16, 24, 32, 40)
 """GPUs that train, of all; the first is the paper's 1:5."""
 
 
@@ -39,9 +39,9 @@ def production(training: int, prefix_cache: bool, seed: int, small: bool) -> Out
         seed=seed,
         model=MODEL["name"],
         models=[MODEL],
-        rollout=rollout(8 if small else 96, max_context=58000),
+        rollout=rollout(8 if small else 48, max_context=58000),
         prefix_cache=prefix_cache,
-        steps=2 if small else 6,
+        steps=2 if small else 5,
     )
 
 
