@@ -9,7 +9,9 @@ import typer
 
 
 def simulate(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The simulation file, for example clusters/mixed.yaml.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The simulation file, for example recipes/simulate/mixed_tasks.yaml.")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Keys to change, as in the file.")
     ] = None,
