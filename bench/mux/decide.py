@@ -43,8 +43,8 @@ class Latencies:
 def measure(name: str, running: int, decisions: int) -> dict[str, float | int | str]:
     """Fill a cluster, then let one job come and one go, again and again."""
     scheduler, state, draw = Scheduler(policy(name)), ClusterState(), generator(0, "bench", "mux", running)
-    # Nobody is timed while the cluster fills; without moves that is quick.
-    filling = Scheduler(replace(scheduler.policy, consolidation=False))
+    # Nobody is timed while the cluster fills; without moves and with a few trials each that is quick.
+    filling = Scheduler(replace(scheduler.policy, consolidation=False, max_judged=4))
     for number in range(running):
         _arrive(filling, state, _job(f"{number}", draw), 0.0)
     latencies = Latencies()

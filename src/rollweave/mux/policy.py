@@ -42,7 +42,7 @@ class Policy:
     """Groups visited per departure by the consolidation."""
     min_saving: float = 60.0
     """Dollars a move has to save until the jobs end (their nodes are paid while they pause)."""
-    move_cooldown_s: float = 3600.0
+    move_cooldown_s: float = 5400.0
     drift_window: int = 5
     """Iterations averaged before a drifted profile is acted on."""
 

@@ -96,7 +96,8 @@ def _late_fifo(group: Group, job: Job, mean: float, now: float, policy: Policy) 
     rest, left = job.remaining(now), time_left(job, now)
     if min(worst * rest, fifo_bound(group, job.id).within(rest)) <= left * SLACK:
         return None
-    tolerated = (left - worst - job.profile.move_s) / rest
+    # Banked time is spent against a proof only: a simulated pace has to keep the promise by itself.
+    tolerated = min(job.slo * job.solo_s, (left - worst - job.profile.move_s) / rest)
     if policy.fifo == "simulated" and mean <= tolerated * SLACK:
         return None
     return Late(job.id, mean, tolerated)
