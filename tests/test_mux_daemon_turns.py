@@ -214,6 +214,18 @@ def test_a_cold_start_goes_ahead_of_the_cycle_but_not_of_the_holder() -> None:
     assert [permit.job for permit in turns.grant()] == ["new"]
 
 
+def test_a_start_that_takes_long_shares_its_node() -> None:
+    turns = Turns()
+    turns.join("a", seat(0))
+    turns.ask("new", "n1", "rollout", ("rollout-0",), visit=True, alone_for=5.0)
+    start = turns.grant(now=10.0)[0]
+    turns.ask("a", "1", "rollout", ("rollout-0",))
+    assert turns.grant(now=14.9) == []
+    assert [permit.job for permit in turns.grant(now=15.0)] == ["a"]
+    turns.give_back("new", start.epoch)
+    assert turns.holder("rollout-0") == "a"
+
+
 def test_an_old_epoch_is_refused() -> None:
     turns = Turns()
     turns.join("a", seat(0))

@@ -184,7 +184,13 @@ class Controller:
                 self.turns.members[record.id].leaving = ask.step + 1 >= record.steps
         else:
             nodes = self._nodes_to_visit(record, pool)
-        self.turns.ask(record.id, ask.ticket, pool, nodes, visit)
+        alone_for = self._longest_phase() if ask.wanted == "start" else None
+        self.turns.ask(record.id, ask.ticket, pool, nodes, visit, alone_for)
+
+    def _longest_phase(self) -> float | None:
+        """How long a start may keep others waiting; None while there are no others."""
+        placed = [job.profile for job in self.jobs.values() if job.id in self.turns.members and job.profile]
+        return max((max(profile.t_roll, profile.t_train) for profile in placed), default=None)
 
     def _nodes_to_visit(self, record: JobRecord, pool: Pool) -> tuple[Node, ...]:
         if record.state == "running":
@@ -217,6 +223,13 @@ class Controller:
         for job in late:
             self._say("hangs", job, "holds a permit for ten times its worst case: its process is ended")
         return over + late
+
+    def tick(self) -> bool:
+        """Time has passed: has anybody's turn come because of it?"""
+        granted = self.turns.grant(self._now())
+        if granted:
+            self._commit()
+        return bool(granted)
 
     def starting(self, job: str) -> int:
         """A process is about to be started; returns its number. What an earlier one says is refused from now on."""

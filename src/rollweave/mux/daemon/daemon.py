@@ -33,8 +33,8 @@ from rollweave.mux.daemon.store import Store
 from rollweave.mux.policy import policy
 from rollweave.mux.scheduler import Scheduler
 
-LOOK_SECONDS = 5.0
-"""How often it looks for permits that are held too long; everything else it is told of."""
+LOOK_SECONDS = 1.0
+"""How often it looks for starts and permits that take too long; everything else it is told of."""
 
 GOODBYE_SECONDS = 60.0
 """How long jobs have to save a checkpoint when the cluster stops."""
@@ -111,6 +111,8 @@ class Daemon:
             server.should_exit = True
 
     def _make_it_so(self, watchers: asyncio.TaskGroup) -> None:
+        if self._controller.tick():
+            self._desk.changed()
         for record in self._controller.to_end():
             if record.process is not None:
                 machine.kill(record.process)

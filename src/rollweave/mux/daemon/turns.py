@@ -7,7 +7,8 @@ request waits here until its turn has come, and whoever hands a permit back make
          and the smallest (round, rank) among a node's members is next, whether it is ready or not. That is what the
          planned period max(T_cycle, T_load) rests on.
 `fifo`   whoever asked first is next.
-visits   cold starts and profiling are no phases of a cycle: they go ahead of everybody at the next free moment.
+visits   cold starts and profiling are no phases of a cycle: they go ahead of everybody at the next free moment. A start
+         that takes longer than anybody's phase keeps nobody waiting: from then on it shares its node.
 
 No deadlock, gangs included. All nodes order their members by the same label, a permit is granted on all nodes at once
 or not at all, and a member only ever waits for members with smaller labels: the one with the smallest waits for nobody.
@@ -67,6 +68,8 @@ class Request:
     nodes: tuple[Node, ...]
     number: int
     visit: bool = False
+    alone_for: float | None = None
+    """Seconds after which others may use its nodes too; None: they are its own."""
 
 
 @dataclass(slots=True)
@@ -78,6 +81,10 @@ class Permit:
     epoch: int
     since: float = 0.0
     visit: bool = False
+    alone_for: float | None = None
+
+    def blocks(self, now: float) -> bool:
+        return self.alone_for is None or now - self.since < self.alone_for
 
 
 @dataclass(slots=True)
@@ -115,13 +122,21 @@ class Turns:
 
     # ----------------------------------------------------------------------------------------------- turns
 
-    def ask(self, job: str, ticket: str, pool: Pool, nodes: tuple[Node, ...], visit: bool = False) -> None:
+    def ask(
+        self,
+        job: str,
+        ticket: str,
+        pool: Pool,
+        nodes: tuple[Node, ...],
+        visit: bool = False,
+        alone_for: float | None = None,
+    ) -> None:
         if self.holds(job, ticket) or self.waits(job, ticket):
             return
         if job in self.permits or job in self.requests:
             raise StalePermit(f"job {job} asks for a turn, but another process of it holds or awaits one already")
         self.asked += 1
-        self.requests[job] = Request(job, ticket, pool, nodes, self.asked, visit)
+        self.requests[job] = Request(job, ticket, pool, nodes, self.asked, visit, alone_for)
 
     def give_back(self, job: str, epoch: int) -> Permit:
         permit = self.permits.get(job)
@@ -144,11 +159,10 @@ class Turns:
         """Give out every turn that has come."""
         granted = []
         for request in self._in_order():
-            if self._may_start(request):
+            if self._may_start(request, now):
                 self.epoch += 1
-                permit = Permit(
-                    request.job, request.ticket, request.pool, request.nodes, self.epoch, now, request.visit
-                )
+                asked = (request.job, request.ticket, request.pool, request.nodes)
+                permit = Permit(*asked, self.epoch, now, request.visit, request.alone_for)
                 del self.requests[request.job]
                 self.permits[request.job] = permit
                 granted.append(permit)
@@ -170,8 +184,11 @@ class Turns:
         label = member.label(request.pool) if member is not None and strict else (0, 0)
         return not request.visit, label, request.number
 
-    def _may_start(self, request: Request) -> bool:
-        return all(self.holder(node) is None and self._is_next(request, node) for node in request.nodes)
+    def _may_start(self, request: Request, now: float) -> bool:
+        return all(self._free(node, now) and self._is_next(request, node) for node in request.nodes)
+
+    def _free(self, node: Node, now: float) -> bool:
+        return not any(node in permit.nodes and permit.blocks(now) for permit in self.permits.values())
 
     def _is_next(self, request: Request, node: Node) -> bool:
         ahead = [other for other in self._rivals(request, node) if self._place(other) < self._place(request)]
