@@ -95,13 +95,13 @@ def _compare(mode: Any, profile: Scenario, policy: Path, runs: list[Any]) -> dic
 
 def table(results: list[dict[str, Any]]) -> str:
     repeats = results[0]["repeats"]
-    head = f"{'':34}{'step s':>21}{'':>8}{'engine idle':>17}{'trainer idle':>17}"
+    head = f"{'':42}{'step s':>21}{'':>8}{'engine idle':>17}{'trainer idle':>17}"
     lines = [f"predicted / measured (median of {repeats})", head]
     for row in results:
         guess, seen = row["predicted"], row["measured"]
         idle = "".join(f"{guess[key]:>9.0%} / {seen[key]:>4.0%} " for key in COMPARED[1:])
         step = f"{guess['step_seconds']:>12.2f} / {seen['step_seconds']:>6.2f}{row['step_error']:>+8.0%}"
-        lines.append(f"{row['mode']:34}{step}{idle}  {'met' if row['met'] else 'MISSED'}")
+        lines.append(f"{row['mode']:42}{step}{idle}  {'met' if row['met'] else 'MISSED'}")
     lines.append(f"asked: step time within {STEP_BAR:.0%}, idle shares within {IDLE_BAR * 100:.0f} points")
     return "\n".join(lines)
 
