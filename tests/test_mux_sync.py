@@ -1,4 +1,4 @@
-"""Long-tail migration and weight sync as models, against what the papers measured."""
+"""Weight sync by scatter and broadcast, against what RollMux measured."""
 
 from __future__ import annotations
 
@@ -6,38 +6,6 @@ import pytest
 
 from rollweave.mux.profile import ProfileError
 from rollweave.mux.sync import flat_seconds, plan_sync, sync_seconds
-from rollweave.mux.tail import pair_period, split
-
-LONG_TAIL = [1000.0] * 80 + [1000.0 + 350 * number for number in range(1, 21)]
-"""100 responses; the last of the 80 % after 1,000 tokens, the longest 8,000."""
-
-
-def test_the_next_rollout_starts_when_the_tail_is_left_and_training_waits_for_all() -> None:
-    cut = split(LONG_TAIL, 0.02, gpus=8)
-    assert cut is not None
-    assert (cut.handover_s, cut.end_s, cut.tail_gpus) == (23, 163, 2)
-    # 140 s on 6 of 8 GPUs do 105 s of the next job's work, the rest runs on all of them.
-    assert cut.next_end(156) == pytest.approx(163 + 51)
-    assert cut.next_end(60) == pytest.approx(23 + 80)
-    assert cut.occupied_s == pytest.approx(23 + 140 / 4)
-
-
-def test_without_a_tail_nothing_moves() -> None:
-    assert split([8000.0] * 100, 0.02, gpus=8) is None
-    assert split(LONG_TAIL, 0.02, gpus=2, tensor_parallel=2) is None
-    assert split([], 0.02, gpus=8) is None
-
-
-def test_a_tail_stays_on_whole_tensor_parallel_groups() -> None:
-    cut = split(LONG_TAIL, 0.02, gpus=8, tensor_parallel=4)
-    assert cut is not None and cut.tail_gpus == 4
-
-
-def test_two_rollout_bound_jobs_gain_what_their_tails_free() -> None:
-    cut = split(LONG_TAIL, 0.02, gpus=8)
-    assert cut is not None
-    assert pair_period(cut, cut, (10, 10)) == pytest.approx(cut.end_s + 10)
-    assert pair_period(cut, cut, (102, 102)) == pytest.approx(max(cut.end_s + 102, 204))
 
 
 @pytest.mark.parametrize(("billions", "flat", "scattered"), [(7.6, 7.5, 0.9), (14.8, 13.8, 1.7), (32.8, 30.7, 3.9)])
