@@ -40,8 +40,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return {"reward": 0.5, "tasks": tasks}
 
     # Modules of their own, so that the real ones and torch need not be loaded.
-    for module, function in (("run", train_job), ("evaluate", evaluate)):
-        stand_in = ModuleType(f"rollweave.{module}")
+    for module, function in (("train", train_job), ("evaluate", evaluate)):
+        stand_in = ModuleType(f"rollweave.runs.{module}")
         setattr(stand_in, function.__name__, function)
         monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     return made

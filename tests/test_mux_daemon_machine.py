@@ -10,7 +10,7 @@ from pathlib import Path
 from rollweave.mux.daemon import machine
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-FAMILY = [sys.executable, "-S", "-c", "import subprocess, sys; subprocess.run(['sleep', '60'])"]
+FAMILY = [sys.executable, "-S", "-c", "import subprocess, sys; subprocess.run(['sleep', '600'])"]
 
 
 def test_the_end_of_a_process_is_noticed_and_its_children_go_with_it(tmp_path: Path) -> None:

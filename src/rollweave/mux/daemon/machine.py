@@ -47,7 +47,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
 
 
 def alive(process: Process) -> bool:
-    return _started(process.pid) == process.started
+    return _ours(process) and not _ended(process.pid)
 
 
 async def gone(process: Process) -> None:
@@ -57,7 +57,7 @@ async def gone(process: Process) -> None:
     except ProcessLookupError:
         return
     try:
-        if alive(process):
+        if _ours(process):  # be it dead already: until it is buried nobody else gets its number
             await _readable(handle)
             with suppress(ProcessLookupError):  # whatever it started goes with it
                 os.killpg(process.pid, signal.SIGKILL)
@@ -95,13 +95,28 @@ async def _readable(handle: int) -> None:
         loop.remove_reader(handle)
 
 
+def _ours(process: Process) -> bool:
+    """Whether this number still means the process we started."""
+    return _started(process.pid) == process.started
+
+
 def _started(pid: int) -> int | None:
-    """None for a process that is gone, or of which nothing is left but its number."""
+    """Ticks since boot; None if there is no such process."""
+    found = _stat(pid)
+    return int(found[19]) if found else None
+
+
+def _ended(pid: int) -> bool:
+    """Nothing is left of it but its number."""
+    found = _stat(pid)
+    return found is None or found[0] in "ZX"
+
+
+def _stat(pid: int) -> list[str] | None:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def use_cores(cores: Sequence[int]) -> None:
