@@ -5,6 +5,8 @@ The estimate is an upper confidence bound of the mean, because an SLO over a who
 
 from __future__ import annotations
 
+import math
+
 from rollweave.mux.job import Job
 
 WINDOW = 10
@@ -36,7 +38,7 @@ def upper(job: Job, least: int) -> tuple[float, float] | None:
 def _bound(values: tuple[float, ...]) -> float:
     mean = sum(values) / len(values)
     variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean + CONFIDENCE * (variance / len(values)) ** 0.5
+    return mean + CONFIDENCE * math.sqrt(variance / len(values))
 
 
 def differs(job: Job, t_roll: float, t_train: float, by: float) -> bool:

@@ -19,7 +19,8 @@ class Pool:
     """Dollars per node and hour."""
     host_gb: float = 2048.0
     limit: float = math.inf
-    used: int = 0
+    used: float = 0
+    """Nodes given out. Whole ones, but for Gavel+, which pays for fractions."""
     next: int = 0
     freed: list[int] = field(default_factory=list)
 

@@ -39,8 +39,8 @@ class Gavel(Plain):
                 own.t_roll * own.n_roll / shares.rollout + own.train_at(own.n_train) * own.n_train / shares.train
             )
         # Fractions of nodes are paid for; whole ones are only names here.
-        state.rollout.used = sum(self.given[job].rollout for job in state.jobs)  # type: ignore[assignment]
-        state.train.used = sum(self.given[job].train for job in state.jobs)  # type: ignore[assignment]
+        state.rollout.used = sum(self.given[job].rollout for job in state.jobs)
+        state.train.used = sum(self.given[job].train for job in state.jobs)
 
 
 def best_shares(job: Job, prices: ClusterState) -> Shares:
