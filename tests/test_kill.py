@@ -1,4 +1,7 @@
-"""kill -9 in a real run on Ray: a small version of `python -m bench.kill`."""
+"""kill -9 in a real run on Ray: a small version of `python -m bench.kill`.
+
+Trainer, engine and host die in test_failures.py.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from bench.kill.check import problems
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_machine_driver_and_trainer_may_die_at_any_moment(tmp_path: Path) -> None:
+def test_machine_and_driver_may_die_at_any_moment(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    points, found = measure(run, points=3, seed=2, victims=("machine", "driver", "trainer"))
+    points, found = measure(run, points=2, seed=2, victims=("machine", "driver"))
     assert found == []
-    assert sorted(point.victim for point in points) == ["driver", "machine", "trainer"]
+    assert sorted(point.victim for point in points) == ["driver", "machine"]
     _tamper_with_each_promise(run)
 
 
