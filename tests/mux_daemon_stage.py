@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from rollweave.cluster.machine import Process
 from rollweave.mux.daemon.admission import Admission
 from rollweave.mux.daemon.controller import Ask, Controller, Wanted
-from rollweave.mux.daemon.records import JobRecord, Measured, Process
+from rollweave.mux.daemon.records import JobRecord, Measured
 from rollweave.mux.daemon.store import Store
 from rollweave.mux.daemon.turns import Permit
 from rollweave.mux.policy import policy

@@ -15,10 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from rollweave.cluster.machine import Process, alive
 from rollweave.mux.daemon.client import Client
 from rollweave.mux.daemon.files import NoDaemon, StateFolder
-from rollweave.mux.daemon.machine import alive
-from rollweave.mux.daemon.records import Process
 from rollweave.mux.daemon.store import Store
 
 VICTIMS = ("job", "daemon", "both")

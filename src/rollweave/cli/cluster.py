@@ -90,8 +90,8 @@ def stop(
 
 
 def _detach(folder: StateFolder, options: list[str]) -> None:
+    from rollweave.cluster.machine import only_one
     from rollweave.mux.daemon.client import Client
-    from rollweave.mux.daemon.machine import only_one
 
     with only_one(folder.path):  # says so here, not in a log, if there is one already
         pass
@@ -141,7 +141,7 @@ def _fail(folder: StateFolder, began: int) -> None:
 
 
 def _until_gone(folder: StateFolder) -> None:
-    from rollweave.mux.daemon.machine import DaemonRunning, only_one
+    from rollweave.cluster.machine import DaemonRunning, only_one
 
     while True:
         try:

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from rollweave.cluster.machine import Process
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.admission import Admission, NeverFits
 from rollweave.mux.daemon.ending import Ending
-from rollweave.mux.daemon.records import JobRecord, Measured, Process
+from rollweave.mux.daemon.records import JobRecord, Measured
 from rollweave.mux.daemon.store import Store
 from rollweave.mux.daemon.turns import Node, Permit, Pool, StalePermit, Turns
 

@@ -19,15 +19,16 @@ from pathlib import Path
 import uvicorn
 
 from rollweave.clock import Clock, run_wall
+from rollweave.cluster import machine
+from rollweave.cluster.machine import Process
 from rollweave.errors import RollweaveError, first_cause
-from rollweave.mux.daemon import machine
 from rollweave.mux.daemon.admission import Admission
 from rollweave.mux.daemon.controller import Controller
 from rollweave.mux.daemon.desk import Desk
 from rollweave.mux.daemon.ending import forget_ending, how_it_ended
 from rollweave.mux.daemon.files import StateFolder
 from rollweave.mux.daemon.join import ATTEMPT, FOLDER, JOB
-from rollweave.mux.daemon.records import JobRecord, Process
+from rollweave.mux.daemon.records import JobRecord
 from rollweave.mux.daemon.server import make_app
 from rollweave.mux.daemon.store import Store
 from rollweave.mux.policy import policy

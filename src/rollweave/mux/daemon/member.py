@@ -16,10 +16,10 @@ from typing import Any
 import httpx2
 
 from rollweave.clock import Clock
+from rollweave.cluster.machine import pause, use_cores, wall_time
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.controller import Wanted
 from rollweave.mux.daemon.files import NoDaemon, StateFolder
-from rollweave.mux.daemon.machine import pause, use_cores, wall_time
 from rollweave.mux.daemon.turns import Pool, StalePermit
 
 POLL_SECONDS = 20.0

@@ -11,17 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rollweave.cluster.machine import Process
+
 State = Literal["profiling", "waiting", "running", "finished", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("finished", "failed", "cancelled")
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process number is given out again after its process is gone; together with its start time it never is."""
-
-    pid: int
-    started: int
-    """Clock ticks after boot, as the kernel counts them."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
-"""Where the daemon touches the machine: processes, their cores, the wall clock, the token. Linux.
+"""The machine under a daemon: processes that outlive it, their cores, a lock, a secret, the time of day. Linux.
 
-The only file of mux/ that may: everything that decides is pure and gets these things handed in.
+What decides (mux/) gets these things handed in, or asks for them here.
 """
 
 from __future__ import annotations
@@ -14,14 +14,23 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rollweave.errors import RollweaveError
-from rollweave.mux.daemon.records import Process
 
 
 class DaemonRunning(RollweaveError):
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process number is given out again after its process is gone; together with its start time it never is."""
+
+    pid: int
+    started: int
+    """Clock ticks after boot, as the kernel counts them."""
 
 
 def wall_time() -> float:
