@@ -57,7 +57,7 @@ class Evaluator:
         self._recorder = recorder
         self._max_retries = max_retries
         self._timeout = timeout
-        self._done = asyncio.Event()
+        self._reported = asyncio.Event()
         self._under_way = False
         self._finished: list[Trajectory] = []
         self._failed: list[Trajectory] = []
@@ -68,7 +68,6 @@ class Evaluator:
         """Begin to evaluate the version the engines have now."""
         self._version = version
         self._finished, self._failed, self._tokens = [], [], 0
-        self._done.clear()
         self._under_way = True
         self._recorder.emit("eval.begin", version=version, tasks=len(self.tasks))
         for index in reversed(range(len(self.tasks))):  # each goes to the head of the line
@@ -78,8 +77,7 @@ class Evaluator:
         """Wait for the evaluation under way; None if there is none."""
         if not self._under_way:
             return None
-        with self._clock.wait("weight update", f"evaluation of version {self._version}", self._timeout):
-            await self._done.wait()
+        await self._wait("weight update")
         self._under_way = False
         if not self._finished:
             raise EnvironmentFailed(f"every evaluation episode failed; the last one: {self._failed[-1].cause}")
@@ -93,8 +91,15 @@ class Evaluator:
     async def settle(self) -> None:
         """Wait until the engines have done with it; `result` tells later what came out."""
         if self._under_way:
-            with self._clock.wait("the next turn", f"evaluation of version {self._version}", self._timeout):
-                await self._done.wait()
+            await self._wait("the next turn")
+
+    async def _wait(self, who: str) -> None:
+        """The deadline is for the next episode to end: an evaluation may take long, but not stand still."""
+        while (ended := len(self._finished) + len(self._failed)) < len(self.tasks):
+            what = f"evaluation of version {self._version}, {ended} of {len(self.tasks)} episodes done"
+            with self._clock.wait(who, what, self._timeout):
+                self._reported.clear()
+                await self._reported.wait()
 
     def _submit(self, index: int, attempt: int) -> None:
         lease = Lease(
@@ -118,5 +123,4 @@ class Evaluator:
             self._submit(lease.member, lease.attempt + 1)
         else:
             self._failed.append(report.trajectory)
-        if len(self._finished) + len(self._failed) == len(self.tasks):
-            self._done.set()
+        self._reported.set()
