@@ -182,3 +182,11 @@ def test_a_run_without_episodes_is_refused(tmp_path: Path) -> None:
     record(tmp_path, [transcript("lake/train/1", [5], "timed_out")])
     with pytest.raises(ConfigError, match="no finished episode"):
         RecordedWorkload(tmp_path, seed=0)
+
+
+def test_a_run_of_an_older_version_is_refused_with_the_fix(tmp_path: Path) -> None:
+    old = transcript("lake/train/1", [5])
+    for turn in old["turns"]:
+        del turn["observation_tokens"]
+    with pytest.raises(ConfigError, match="record a run anew"):
+        RecordedWorkload(record(tmp_path, [old]), seed=0)

@@ -40,7 +40,9 @@ def run(
     from rollweave.simulation.experiments.verdict import scores
 
     def tell(result: Result) -> None:
-        if not as_json:
+        if as_json:
+            typer.echo(f"... {result.study.name}", err=True)
+        else:
             typer.echo(table(result))
 
     results = run_all(chosen(name), range(seed, seed + seeds), tell)
