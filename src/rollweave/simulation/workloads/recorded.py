@@ -30,8 +30,8 @@ class RecordedWorkload:
             if row.get("turns") and row.get("outcome") in ("finished", "truncated"):
                 if "observation_tokens" not in row["turns"][0]:
                     raise ConfigError(
-                        f"workload.trace: {file} was recorded by an older version and does not say how long observations "
-                        "were; record a run anew"
+                        f"workload.trace: {file} was recorded by an older version and does not say how long "
+                        "observations were; record a run anew"
                     )
                 self._episodes[str(row["task"]).split("/")[0]].append(_episode(row))
         if not self._episodes:
