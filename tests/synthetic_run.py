@@ -118,7 +118,7 @@ def trajectory(step: int, member: int, reward: float, turns: int) -> Trajectory:
         rest = Span([105, 103], [-0.2, -0.1], [-0.2, -0.1], step, Transform())
         episode.answer([half, rest] if turn == turns // 2 else [rest], "right" if turn % 2 else "down", "stop")
         episode.turns[-1].reward = reward if turn == turns - 1 else 0.0
-        episode.turns[-1].seconds = {"generate": 0.12, "environment": 0.002}
+        episode.turns[-1].generate_seconds, episode.turns[-1].environment_seconds = 0.12, 0.002
     episode.outcome = Outcome.FINISHED if reward else Outcome.TRUNCATED
     episode.rewards = {"environment": reward, "format": 0.05}
     return episode

@@ -27,7 +27,7 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from types import TracebackType
@@ -89,8 +89,14 @@ class Clock:
     def now(self) -> float:
         return (self._loop or self.loop).time()
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    def sleep(self, seconds: float) -> Awaitable[None]:
+        """Await it. (A future and a timer: the coroutines of `asyncio.sleep` would cost a simulation a tenth.)"""
+        if seconds <= 0:
+            return asyncio.sleep(0)
+        loop = self._loop or self.loop
+        waking = loop.create_future()
+        loop.call_later(seconds, _wake, waking)
+        return waking
 
     def later(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
         """Call this after a while. The name says what for: a replay calls it when the recording does."""
@@ -157,6 +163,11 @@ class Clock:
 
     def _timed(self) -> list[dict[Wait, None]]:
         return [queue for timeout, queue in self._queues.items() if timeout is not None]
+
+
+def _wake(waking: asyncio.Future[None]) -> None:
+    if not waking.done():  # whoever slept may have been cancelled
+        waking.set_result(None)
 
 
 class Wait:
@@ -235,13 +246,13 @@ def run_wall(main: Callable[[Clock], Coroutine[Any, Any, T]]) -> T:
     return asyncio.run(main(Clock()))
 
 
-def collect_rarely() -> None:
+def collect_rarely(objects: int = 50_000, generations: int = 20) -> None:
     """Python's cycle collector, at its usual pace, would take half of the time of 8,192 episodes at once.
 
     It walks everything that lives, over and over, and what the control plane makes lives for a whole episode and is
-    hardly ever part of a cycle.
+    hardly ever part of a cycle. `objects`: how many more there are to be before it looks.
     """
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(objects, generations, generations)
 
 
 def run_virtual(main: Callable[[Clock], Coroutine[Any, Any, T]], clock: Clock | None = None) -> T:
@@ -251,22 +262,18 @@ def run_virtual(main: Callable[[Clock], Coroutine[Any, Any, T]], clock: Clock | 
         return runner.run(main(clock))
 
 
-def _fill(handle: Any, callback: Any, args: Any, loop: asyncio.AbstractEventLoop, context: Context | None) -> None:
-    """What asyncio's handles do when they are made, but for asking whether the loop is in debug mode."""
-    handle._context = copy_context() if context is None else context
-    handle._loop = loop
-    handle._callback = callback
-    handle._args = args
-    handle._cancelled = False
-    handle._repr = None
-    handle._source_traceback = None
-
-
 class _Soon(asyncio.Handle):
+    """A handle that is made without asking whether the loop is in debug mode."""
+
     __slots__ = ()
 
     def __init__(self, callback: Any, args: Any, loop: asyncio.AbstractEventLoop, context: Context | None) -> None:
-        _fill(self, callback, args, loop, context)
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
 
 
 class _Timer(asyncio.TimerHandle):
@@ -275,7 +282,12 @@ class _Timer(asyncio.TimerHandle):
     def __init__(
         self, when: float, callback: Any, args: Any, loop: asyncio.AbstractEventLoop, context: Context | None
     ) -> None:
-        _fill(self, callback, args, loop, context)
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
         self._when = when
         self._scheduled = True
 
@@ -283,15 +295,15 @@ class _Timer(asyncio.TimerHandle):
         if not self._cancelled:
             self._cancelled = True
             self._callback = self._args = None  # type: ignore[assignment]
-            if self._scheduled:
-                self._loop._timer_handle_cancelled(self)  # type: ignore[attr-defined]
+            self._loop._timer_handle_cancelled(self)  # type: ignore[attr-defined]
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop whose time jumps to the next timer.
 
-    Timers of equal time run in the order they were set; asyncio's own heap leaves that open. Its entries are tuples,
-    which compare without running any Python: a simulation sets millions of timers.
+    Timers of equal time run in the order they were set; asyncio's own heap leaves that open. The heap holds bare
+    times, and each time has its timers beside it: a simulation sets millions of timers, and a heap of tuples that are
+    spread over half a gigabyte is slow to walk.
     """
 
     _ready: deque[asyncio.Handle]
@@ -301,11 +313,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._clock = clock
-        self._sequence = itertools.count()
         self._thread = threading.get_ident()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._times: list[float] = []
+        self._timers: dict[float, list[asyncio.TimerHandle]] = {}
         self._given_up = 0
-        """Timers in the heap that were cancelled."""
+        """Timers that were cancelled and are still kept, more or less."""
 
     def time(self) -> float:
         return self._now
@@ -314,7 +326,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = _Timer(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self._sequence), timer))
+        if when in self._timers:
+            self._timers[when].append(timer)
+        else:
+            self._timers[when] = [timer]
+            heapq.heappush(self._times, when)
         return timer
 
     def call_soon(
@@ -327,30 +343,50 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         self._given_up += 1
         if self._given_up > 1000 and self._given_up > len(self._timers) // 2:
-            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
-            heapq.heapify(self._timers)
+            kept = {when: [timer for timer in timers if not timer._cancelled] for when, timers in self._timers.items()}
+            self._timers = {when: timers for when, timers in kept.items() if timers}
+            self._times = list(self._timers)
+            heapq.heapify(self._times)
             self._given_up = 0
 
     def _run_once(self) -> None:
-        """What is ready runs, in order, after the timers whose time has come; with nothing ready, time jumps."""
-        timers, ready = self._timers, self._ready
-        while timers and timers[0][2]._cancelled:
-            heapq.heappop(timers)
-            self._given_up -= 1
+        """What is ready runs, in order, after the timers whose time has come; with nothing ready, time jumps.
+
+        Goes on until the loop is stopped: coming back to asyncio between two events is work too.
+        """
+        ready = self._ready
+        while True:
+            self._collect_due()
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    try:
+                        handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:  # as `Handle._run` does: the loop's handler is told
+                        self._tell(handle, error)
+            if self._stopping:
+                return
+
+    def _collect_due(self) -> None:
+        """Make ready whose time has come, in the order of their times."""
+        times, ready = self._times, self._ready
+        while times:
+            if not ready and not self._stopping:
+                self._now = max(self._now, times[0])
+            elif times[0] >= self._now + SAME_TIME:
+                return
+            for timer in self._timers.pop(heapq.heappop(times)):
+                if timer._cancelled:
+                    self._given_up -= 1
+                else:
+                    ready.append(timer)
         if not ready and not self._stopping:
-            if not timers:
-                raise Deadlock(self._describe_waiters())
-            self._now = max(self._now, timers[0][0])
-        end = self._now + SAME_TIME
-        while timers and timers[0][0] < end:
-            timer = heapq.heappop(timers)[2]
-            timer._scheduled = False  # type: ignore[attr-defined]
-            self._given_up -= timer._cancelled
-            ready.append(timer)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle._cancelled:
-                handle._run()
+            raise Deadlock(self._describe_waiters())
+
+    def _tell(self, handle: asyncio.Handle, error: BaseException) -> None:
+        self.call_exception_handler({"message": f"exception in {handle!r}", "exception": error, "handle": handle})
 
     def _describe_waiters(self) -> str:
         named = [

@@ -96,8 +96,8 @@ class Turn:
     finish: str = ""
     """Why generation stopped: `stop`, `length`."""
     reward: float = 0.0
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Where the time went: `generate`, `environment`."""
+    generate_seconds: float = 0.0
+    environment_seconds: float = 0.0
 
 
 class _Measured:

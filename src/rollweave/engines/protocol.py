@@ -7,7 +7,7 @@ makes it current. Requests in flight go on under the new version, and their comp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -90,8 +90,8 @@ class EngineStats:
 class Engine(Protocol):
     """Implemented by the torch engine, the simulated engine and the clients of engines in other processes."""
 
-    async def generate(self, request: Request) -> Completion:
-        """Add a request; returns the moment it ends (also when aborted)."""
+    def generate(self, request: Request) -> Awaitable[Completion]:
+        """Add a request; done the moment it ends (also when aborted)."""
         ...
 
     def abort(self, request_id: str) -> None:

@@ -20,6 +20,7 @@ reported with less than its true bias, never with more.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -63,13 +64,13 @@ class _Member:
 class DurationBias:
     def __init__(self, window: int = WINDOW) -> None:
         self._window = window
-        self._members: dict[str, _Member] = {}
+        self._members: OrderedDict[str, _Member] = OrderedDict()
 
     def begin(self, attempt: str, time: float) -> None:
         """`attempt`: `<group>.<member>.<attempt>`."""
         self._members.setdefault(_member(attempt), _Member()).attempts[attempt] = _Attempt(time)
         if len(self._members) > self._window:
-            del self._members[next(iter(self._members))]
+            self._members.popitem(last=False)
 
     def end(self, attempt: str, time: float, tokens: int, natural: bool, failed: bool = False) -> None:
         """The episode is over: it ended by itself (`natural`), by a failure, or because we stopped it."""

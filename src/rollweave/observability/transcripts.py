@@ -60,7 +60,7 @@ def _turn(turn: Turn, decode: Decode) -> dict[str, Any]:
         "finish": turn.finish,
         "reward": turn.reward,
         "versions": _versions(turn.answer),
-        "seconds": turn.seconds,
+        "seconds": {"generate": turn.generate_seconds, "environment": turn.environment_seconds},
     }
 
 

@@ -10,6 +10,7 @@ process borders.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -45,7 +46,8 @@ class Endpoint(Generic[Out, In]):
         self._next: Packet[Out] = Packet()
         self._flush_scheduled = False
         self._retry: asyncio.TimerHandle | None = None
-        self._heard: dict[str, None] = {}
+        self._heard: OrderedDict[str, None] = OrderedDict()
+        """Oldest first. (A plain dict would look for its oldest among all the places that are empty by now.)"""
 
     def say(self, id: str, message: Out) -> None:
         self._unconfirmed[id] = message
@@ -77,7 +79,7 @@ class Endpoint(Generic[Out, In]):
     def _remember(self, id: str) -> None:
         self._heard[id] = None
         if len(self._heard) > REMEMBERED:
-            del self._heard[next(iter(self._heard))]
+            self._heard.popitem(last=False)
 
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:

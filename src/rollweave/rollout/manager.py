@@ -166,7 +166,7 @@ class EnvManager:
         wait.what = f"environment step {len(self.trajectory.turns)}"
         with wait:
             result = await environment.step(turn.text)
-        turn.seconds["environment"] = self.stage.clock.now() - wait.since
+        turn.environment_seconds = self.stage.clock.now() - wait.since
         turn.reward = result.reward
         self._go_on()
         return self._after(result)
@@ -218,7 +218,7 @@ class EnvManager:
 
     def _answer(self, completion: Completion, seconds: float) -> None:
         self.trajectory.answer(completion.spans, completion.text, completion.finish)
-        self.trajectory.turns[-1].seconds["generate"] = seconds
+        self.trajectory.turns[-1].generate_seconds = seconds
         for span in completion.spans:
             self._context += span.tokens
 

@@ -13,7 +13,7 @@ It can die: what is asked of it waits for its successor, which has the committed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from rollweave.clock import Clock
@@ -69,30 +69,20 @@ class GpuEngine:
 
     # ------------------------------------------------------------------------------------------------ the contract
 
-    async def generate(self, request: Request) -> Completion:
-        started = self._clock.now()
-        turn = Turn(request, self._clock.loop.create_future(), self._answer_tokens(request))
-        if self._prefill is not None:
-            await self._compute_elsewhere(turn, self._prefill)
-        self._batch.waiting.append(turn)
-        if not self._standing:
-            self._batch.to_boundary(self._clock.now())
-            self._plan()
-        try:
-            completion = await turn.done
-        except asyncio.CancelledError:
-            self._withdraw(turn)
-            raise
-        if self._recorder is not None:
-            self._tell(self._recorder, turn, self._clock.now() - started)
-        return completion
+    def generate(self, request: Request) -> Awaitable[Completion]:
+        turn = Turn(request, self._answer_tokens(request), self._clock.loop)
+        if self._prefill is None:
+            self._enter(turn)
+        else:
+            self._compute_elsewhere(turn, self._prefill)
+        return turn.done
 
     def abort(self, request_id: str) -> None:
         batch = self._batch
         turn = batch.running.get(request_id) or next((t for t in batch.waiting if t.request.id == request_id), None)
-        if turn is not None and not turn.done.done():
+        if turn is not None:
             self._withdraw(turn)
-            turn.done.set_result(turn.completion(aborted=True))
+            turn.answer(turn.completion(aborted=True))
 
     def release(self, trajectory: str) -> None:
         self._batch.caches.drop(trajectory)
@@ -193,8 +183,9 @@ class GpuEngine:
 
     def _answer_due(self) -> None:
         for turn in self._batch.end_due():
-            if not turn.done.done():
-                turn.done.set_result(turn.completion())
+            turn.answer(turn.completion())
+            if self._recorder is not None:
+                self._tell(self._recorder, turn)
 
     def _steps_done(self) -> int:
         return self._batch.step if self._standing else self._batch.steps_done(self._clock.now())
@@ -226,11 +217,20 @@ class GpuEngine:
 
     # ------------------------------------------------------------------------------------------------------ turns
 
-    async def _compute_elsewhere(self, turn: Turn, prefill: PrefillPool) -> None:
-        new = await prefill.compute(turn.request.trajectory, turn.context, self._batch.versions.current)
+    def _enter(self, turn: Turn) -> None:
+        if turn.done.done():  # nobody waits for it any more
+            return
+        self._batch.waiting.append(turn)
+        if not self._standing:
+            self._batch.to_boundary(self._clock.now())
+            self._plan()
+
+    def _compute_elsewhere(self, turn: Turn, prefill: PrefillPool) -> None:
+        new, ready = prefill.compute(turn.request.trajectory, turn.context, self._batch.versions.current)
         self._batch.stats.prefilled_tokens += new
         turn.computed = True
+        self._clock.loop.call_at(ready, self._enter, turn)
 
-    def _tell(self, recorder: Emitter, turn: Turn, seconds: float) -> None:
-        id, tag = turn.request.id, turn.request.tag
+    def _tell(self, recorder: Emitter, turn: Turn) -> None:
+        id, tag, seconds = turn.request.id, turn.request.tag, self._clock.now() - turn.asked
         recorder.emit("turn.end", id=id, tag=tag, engine=self._number, tokens=turn.drawn, seconds=seconds)

@@ -53,7 +53,7 @@ class Measure:
         self._trajectories += len(trajectories)
         for trajectory in trajectories:
             self._turns += len(trajectory.turns)
-            self._longest = max(self._longest, sum(sum(turn.seconds.values()) for turn in trajectory.turns))
+            self._longest = max(self._longest, _seconds(trajectory))
 
     def outcome(self, weights: WeightSync) -> Outcome:
         scenario, end = self._scenario, self._mark()
@@ -138,6 +138,10 @@ class Measure:
             return None
         paid = end.judge_paid - self._start.judge_paid
         return (end.judge_busy - self._start.judge_busy) / paid if paid else 0.0
+
+
+def _seconds(trajectory: Trajectory) -> float:
+    return sum(turn.generate_seconds + turn.environment_seconds for turn in trajectory.turns)
 
 
 def _shares(rows: list[Row], per_step: float) -> dict[str, float]:

@@ -27,8 +27,8 @@ class PrefillPool:
         self.busy_seconds = 0.0
         """Of all workers together."""
 
-    async def compute(self, trajectory: str, context: int, version: int) -> int:
-        """Returns when the decode worker has the cache of this context; how many tokens had to be computed."""
+    def compute(self, trajectory: str, context: int, version: int) -> tuple[int, float]:
+        """How many tokens of this context have to be computed, and when the decode worker has its cache."""
         now = self._clock.now()
         known = self._known.get(trajectory)
         worker = known.worker if known else self._free_at.index(min(self._free_at))
@@ -37,8 +37,7 @@ class PrefillPool:
         self._free_at[worker] = max(now, self._free_at[worker]) + seconds
         self._known[trajectory] = _Known(worker, context, version)
         self.busy_seconds += seconds
-        await self._clock.sleep(self._free_at[worker] - now + self._costs.handover(new))
-        return new
+        return new, self._free_at[worker] + self._costs.handover(new)
 
     def release(self, trajectory: str) -> None:
         self._known.pop(trajectory, None)

@@ -30,7 +30,11 @@ class ScriptedEnvironment:
 
     async def step(self, action: str) -> StepResult:
         episode, turn = self._episode, self._turn
-        await self._take(episode.step_seconds[turn], turn)
+        seconds = episode.step_seconds[turn]
+        if 0 < seconds < NEVER and turn != episode.failing_step:
+            await self._clock.sleep(seconds)
+        else:
+            await self._take(seconds, turn)
         self._turn = turn = turn + 1
         if turn == len(episode.answers):
             return StepResult("", episode.reward, done=True)

@@ -45,13 +45,14 @@ class Versions:
 
 class Turn:
     __slots__ = (
-        *("computed", "context", "done", "drawn", "finish", "from_step", "joined"),
+        *("asked", "computed", "context", "done", "drawn", "finish", "from_step", "joined"),
         *("kv_version", "limit", "preempted", "request", "spans", "ticket"),
     )
 
-    def __init__(self, request: Request, done: asyncio.Future[Completion], wanted: int) -> None:
+    def __init__(self, request: Request, wanted: int, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
-        self.done = done
+        self.done: asyncio.Future[Completion] = loop.create_future()
+        self.asked = loop.time()
         self.finish: Finish = "stop" if wanted <= request.sampling.max_tokens else "length"
         self.limit = max(1, min(wanted, request.sampling.max_tokens))
         self.context = len(request.tokens)
@@ -90,6 +91,10 @@ class Turn:
         lost, self.drawn, self.spans = self.drawn, 0, []
         self.context = len(self.request.tokens)
         return lost
+
+    def answer(self, completion: Completion) -> None:
+        if not self.done.done():  # whoever asked may have been cancelled
+            self.done.set_result(completion)
 
     def completion(self, aborted: bool = False) -> Completion:
         return Completion(self.request.id, self.spans, "aborted" if aborted else self.finish)
