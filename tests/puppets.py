@@ -80,11 +80,11 @@ class PuppetEngine(Puppet):
         self.state.version, self.state.staged = version, None
 
     async def suspend(self) -> None:
-        self.state.suspended = True
+        self.state.suspensions += 1
 
     async def resume(self) -> None:
         await self.stuck.wait()
-        self.state.suspended = False
+        self.state.suspensions -= 1
 
     async def stats(self) -> EngineStats:
         return EngineStats(sampled_tokens=self.sampled, version=self.state.version or 0)

@@ -18,7 +18,8 @@ from rollweave.config.job import Job
 from rollweave.errors import EnvironmentFailed
 from rollweave.rollout.ledger import LedgerError
 from rollweave.rollout.scheduler import RolloutScheduler
-from rollweave.simulation.durations import constant, lognormal, normal
+from rollweave.simulation.durations import NO_TIME, constant, lognormal, normal
+from rollweave.simulation.engine import SyncModel
 from rollweave.simulation.environment import EnvironmentModel
 from rollweave.simulation.faults import Outage
 from rollweave.simulation.rewards import RewardModel
@@ -75,6 +76,8 @@ def test_the_bound_holds_when_new_groups_overtake_old_ones(alpha: float, policy:
 @many(150)
 @given(jobs(st.just({"type": "sync+"}), evaluate=st.just(0)), worlds)
 def test_alpha_zero_equals_sync_plus_to_the_token_and_the_second(job: Job, world: World) -> None:
+    """Where saving takes no time: `rollart` brings new weights to the engines meanwhile."""
+    world = replace(world, save_seconds=NO_TIME)
     zero = job.model_copy(update={"pipeline": make_job(rollart(0)).pipeline})
     one, other = run(job, world), run(zero, world)
     assert one.trainer.batches == other.trainer.batches
@@ -214,3 +217,16 @@ def test_an_error_while_a_report_is_booked_ends_the_run_as_itself(monkeypatch: p
     with pytest.raises(ExceptionGroup) as caught:
         run(make_job(rollart(1)), World())
     assert caught.group_contains(LedgerError, match="do not balance")
+
+
+def test_weights_travel_beside_training() -> None:
+    """A step takes as long as training or as a version's way to the engines, whichever is longer, not both."""
+    instant = World(environment=EnvironmentModel(turns=lambda rng: 1), answer_tokens=lambda rng: 1)
+    for train, travel in ((10.0, 8.0), (8.0, 10.0)):
+        world = replace(instant, train_seconds=constant(train), sync=SyncModel(prepare=constant(travel)))
+        seconds = {
+            kind: run(make_job(pipeline, steps=12), world).rows[-1]["time/step"]
+            for kind, pipeline in (("sync+", {"type": "sync+"}), ("rollart", rollart(2)))
+        }
+        assert seconds["sync+"] == pytest.approx(18.0, abs=0.5)
+        assert seconds["rollart"] == pytest.approx(10.0, abs=0.5)

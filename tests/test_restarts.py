@@ -182,7 +182,7 @@ def test_a_command_that_the_engine_dies_of_is_given_to_the_next(command: str, ar
             expected = {
                 "prepare": EngineState(3, 5),
                 "commit": EngineState(4),
-                "suspend": EngineState(3, 4, suspended=True),
+                "suspend": EngineState(3, 4, suspensions=1),
                 "resume": EngineState(3, 4),
             }[command]
             assert lives[1].state == expected and engine.state == expected
@@ -197,7 +197,7 @@ def test_death_between_prepare_and_commit() -> None:
             await engine.suspend()
             lives[0].end()
             await settle()
-            assert lives[1].state == EngineState(None, 1, suspended=True)
+            assert lives[1].state == EngineState(None, 1, suspensions=1)
             await engine.commit(1)
             await engine.resume()
             assert lives[1].state == EngineState(1)

@@ -10,6 +10,7 @@ import pytest
 import virtual_oracles as oracles
 from rollweave.clock import Deadlock
 from rollweave.config.job import CheckpointConfig, Job
+from rollweave.errors import first_cause
 from rollweave.observability.tokens import TokenBooks
 from rollweave.rollout.buffer import SampleBuffer
 from rollweave.rollout.dispatcher import Dispatcher
@@ -147,7 +148,8 @@ def failures_score_zero(patch: pytest.MonkeyPatch) -> None:
 
 def do_not_verify(patch: pytest.MonkeyPatch) -> None:
     async def prepare(self: WeightSync, number: int, version: int) -> Fingerprint:
-        return self._published
+        assert self._pushed is not None
+        return self._pushed
 
     patch.setattr(WeightSync, "_prepare", prepare)
 
@@ -269,4 +271,4 @@ def test_the_clock_notices_a_lease_that_nobody_plays(monkeypatch: pytest.MonkeyP
     impatient = make_job(WAIT, deadlines={"get_batch": 1e5})
     with pytest.raises((ExceptionGroup, Deadlock)) as caught:
         run(impatient, DYING)
-    assert "waits for" in str(caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value)
+    assert "waits for" in str(first_cause(caught.value) if isinstance(caught.value, ExceptionGroup) else caught.value)

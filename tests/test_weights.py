@@ -155,3 +155,53 @@ def test_when_taking_turns_no_token_is_drawn_while_the_trainer_works() -> None:
     trained, answered = run_virtual(main)
     assert trained == 51.5
     assert answered > 53.0, "two tokens were still to come when the trainer began"
+
+
+def test_when_taking_turns_an_update_does_not_wake_engines_while_the_trainer_works() -> None:
+    class Training(SimulatedTrainer):
+        async def train_step(self, batch: Batch) -> dict[str, float]:
+            await self._clock.sleep(50.0)
+            return {}
+
+    async def main(clock: Clock) -> tuple[int, int]:
+        one = SimulatedEngine(clock, constant(1.0), lambda rng: 100, sync=SyncModel(prepare=constant(3.0)))
+        weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), [one], clock, MemoryRecorder(), 9.0)
+        trainer = TakingTurns(Training(clock, constant(1.0), 0), [one])
+        async with asyncio.TaskGroup() as tasks:
+            answer = tasks.create_task(one.generate(Request("a#1", "a", [1], 0, Sampling(max_tokens=100))))
+            await clock.sleep(1.5)
+            training = tasks.create_task(trainer.train_step(Batch(0, [])))
+            await weights.publish(1)
+            await weights.commit(1)
+            committed = (await one.stats()).version
+            await training
+            one.abort("a#1")
+        return committed, sum(len(span.tokens) for span in answer.result().spans)
+
+    assert run_virtual(main) == (1, 1), "committed beside the train step, and no token drawn in it"
+
+
+def test_engines_are_never_two_published_versions_behind() -> None:
+    """The store keeps two: the one that engines have, which a successor asks for, and the one on its way."""
+
+    async def main(clock: Clock) -> list[tuple[str, int]]:
+        one = SimulatedEngine(clock, constant(1.0), lambda rng: 4, sync=SyncModel(prepare=constant(30.0)))
+        recorder = MemoryRecorder(clock.now)
+        weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), [one], clock, recorder, timeout=99.0)
+
+        async def engines() -> None:
+            for version in (1, 2):
+                await weights.published(version)
+                await weights.commit(version)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(engines())
+            await weights.publish(1)
+            await weights.publish(2)  # at once, were it allowed
+            assert clock.now() == 30.0
+        return [(event.name, int(str(event.data["version"]))) for event in recorder.events]
+
+    assert run_virtual(main) == [
+        *(("weights.publish", 1), ("weights.stage", 1), ("weights.commit", 1)),
+        *(("weights.publish", 2), ("weights.stage", 2), ("weights.commit", 2)),
+    ]

@@ -42,7 +42,7 @@ class EngineState:
     """The committed one; None: the weights it was made from."""
     staged: int | None = None
     """Prepared, not yet committed."""
-    suspended: bool = False
+    suspensions: int = 0
 
 
 @dataclass(slots=True)
@@ -99,11 +99,11 @@ class RayEngine:
 
     async def suspend(self) -> None:
         await self._call("suspend")
-        self.state.suspended = True
+        self.state.suspensions += 1
 
     async def resume(self) -> None:
         await self._call("resume")
-        self.state.suspended = False
+        self.state.suspensions -= 1
 
     async def prepare(self, version: int) -> Fingerprint:
         staged: Fingerprint = await self._call("prepare", version)
@@ -112,7 +112,7 @@ class RayEngine:
 
     async def commit(self, version: int) -> None:
         await self._call("commit", version)
-        self.state = EngineState(version, None, self.state.suspended)
+        self.state = EngineState(version, None, self.state.suspensions)
 
     async def stats(self) -> EngineStats:
         return self._stats.seen(await self._call("stats"))

@@ -112,7 +112,7 @@ class EngineKeeper:
 
     async def _introduce(self, worker: WorkerHandle) -> None:
         """Connect everybody: hosts that are there now, and, from the start, those that are spawned later."""
-        if self._engine.state.suspended:
+        for _ in range(self._engine.state.suspensions):
             await worker.call("suspend")
         self._engine.connect(worker)
         await asyncio.gather(*(self._connect(host, worker) for host in self._crew.hosts.values()))

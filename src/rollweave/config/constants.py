@@ -39,16 +39,18 @@ class Constants(Section):
     handover_bandwidth: PositiveFloat = 20.0
     """GB/s at which a prefill worker hands its KV cache to a decode worker. Assumed: 200 Gbit/s, RollArt 1.6."""
     # ----------------------------------------------------------------------------------------------- training
-    training_efficiency: Efficiency = 0.2
-    """Model FLOPs utilisation of an RL train step, packing and moving states included. Assumed, between two bounds:
-    RollArt, section 2 (84 s for 128 SWE-bench trajectories of an 8B model on 32 H800) and RollPacker, section 2 (23 %
-    of a 14B step of 1,024 short answers on 32 H800) come to about 0.12; Megatron alone reaches 0.3 to 0.45."""
+    training_efficiency: Efficiency = 0.12
+    """Model FLOPs utilisation of an RL train step, packing and moving states included. RollArt, section 2 (84 s for 128
+    SWE-bench trajectories of an 8B model on 32 H800) and RollPacker, section 2 (23 % of a 14B step of 1,024 short
+    answers on 32 H800) both come to about this; Megatron alone reaches 0.3 to 0.45."""
     training_passes: PositiveFloat = 5.0
     """Forward passes that a trained token costs in all: backward counts 2, forward 1, log-probs of the behaviour and
     of the reference policy 1 each."""
     training_overhead: NonNegative = 5.0
     """Seconds a step for loading, packing and the optimiser. Assumed."""
     # ------------------------------------------------------------------------------------------------ weights
+    snapshot_bandwidth: PositiveFloat = 20.0
+    """GB/s from the trainer's devices to its host's memory: all that training waits for. Assumed: one PCIe link."""
     push_bandwidth: PositiveFloat = 0.45
     """GB/s from the trainer to the weight store. RollArt, Table 4: 0.41 to 0.48 effective."""
     pull_bandwidth: PositiveFloat = 2.0

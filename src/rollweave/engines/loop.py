@@ -48,7 +48,7 @@ class EngineLoop:
         self._step_seconds = step_seconds
         self._background = background or self._at_once
         self._callbacks: dict[str, OnEnd] = {}
-        self._suspended = False
+        self._suspensions = 0
         self._stepping = False
         self._preparing = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -57,7 +57,7 @@ class EngineLoop:
     async def run(self) -> None:
         """Step while there is work, until cancelled."""
         while True:
-            if self._suspended or not self._core.has_work:
+            if self._suspensions or not self._core.has_work:
                 self._between_steps.set()
                 self._wake.clear()
                 await self._wake.wait()
@@ -94,14 +94,15 @@ class EngineLoop:
         self._core.release(trajectory)
 
     async def suspend(self) -> None:
-        self._suspended = True
+        self._suspensions += 1
         self._wake.set()
         await self._between_steps.wait()
 
     async def resume(self) -> None:
-        self._suspended = False
-        self._between_steps.clear()
-        self._wake.set()
+        self._suspensions -= 1
+        if not self._suspensions:
+            self._between_steps.clear()
+            self._wake.set()
 
     async def prepare(self, version: int) -> Fingerprint:
         async with self._preparing:  # there is one spare set of weights to fill

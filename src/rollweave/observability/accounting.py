@@ -56,6 +56,7 @@ class Accountant:
             "checkpoint.begin": lambda time, data: self.loop.begin("save", time),
             "checkpoint.saved": lambda time, data: self.loop.end("save", time),
             "weights.publish": self._sync,
+            "weights.stage": self._sync,
             "weights.commit": self._sync,
             "eval.begin": self._eval_begin,
             "eval.end": self._eval_end,

@@ -3,7 +3,7 @@
 It is a sink like any other: of a run that simulates, or fed with the events of a run folder afterwards. Tracks:
 
     loop        the phases of the pipeline: get_batch, train, sync_exposed, eval
-    weights     publishing and committing versions
+    weights     publishing, staging and committing versions
     episodes    each from its beginning to its end, on as many lanes as run at once
     engines     each turn that a simulated engine generated (only where a simulation was asked for a trace)
     counters    groups that are complete and wait, episodes under way
@@ -52,6 +52,7 @@ class Timeline:
             "episode.begin": self._episode_begin,
             "episode.end": self._episode_end,
             "weights.publish": self._weights,
+            "weights.stage": self._weights,
             "weights.commit": self._weights,
             "turn.end": self._turn,
             "group.complete": self._group,
@@ -93,8 +94,9 @@ class Timeline:
             self._count("episodes", time, self._playing)
 
     def _weights(self, time: float, data: dict[str, Any], name: str) -> None:
-        what = f"{name.removeprefix('weights.')} version {data['version']}"
-        self._slice(WEIGHTS, 1 if name == "weights.publish" else 2, what, time - data["seconds"], time, {})
+        what = name.removeprefix("weights.")
+        lane = 1 + ("publish", "stage", "commit").index(what)
+        self._slice(WEIGHTS, lane, f"{what} version {data['version']}", time - data["seconds"], time, {})
 
     def _turn(self, time: float, data: dict[str, Any], name: str) -> None:
         arguments = {"turn": data["id"], "tokens": data["tokens"], "engine": data["engine"]}

@@ -10,15 +10,17 @@ nothing is in flight at an update, because every group that was admitted has jus
 
 from __future__ import annotations
 
+import asyncio
+
 from rollweave.pipelines.parts import Parts
+from rollweave.trajectory import Batch
 
 
 async def one_off(parts: Parts, first: int, last: int) -> None:
     await parts.weights.commit(first)
     parts.scheduler.advance(first)
     for step in range(first, last):
-        with parts.phase("get_batch", step):
-            batch = await parts.scheduler.get_batch(step)
+        batch = await _next_batch(parts, step)
         with parts.phase("sync_exposed", step):
             await parts.weights.commit(step)
         parts.scheduler.advance(step)
@@ -30,3 +32,11 @@ async def one_off(parts: Parts, first: int, last: int) -> None:
         if await parts.finish_step(batch, metrics):
             break
     await parts.finish_run()
+
+
+async def _next_batch(parts: Parts, step: int) -> Batch:
+    """Engines pull the weights that they are to have next while their last answers of this batch come in."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(parts.weights.stage(step), name=f"stage {step}")
+        with parts.phase("get_batch", step):
+            return await parts.scheduler.get_batch(step)

@@ -56,6 +56,8 @@ class Parts:
     """The user has seen enough: no further step."""
     _trainer_at_work: bool = False
     """It trains, and is ahead of `version`, or it saves."""
+    _standing: bool = False
+    """The engines, because it is not their turn."""
 
     def phase(self, name: Phase, step: int) -> AbstractContextManager[None]:
         self._trainer_at_work |= name == "train"
@@ -65,15 +67,17 @@ class Parts:
         """Before a phase. Where pools are shared, engines stand still outside their turn, whatever they hold."""
         if not self.turns.shared:
             return
-        if self.evaluator is not None:
-            await self.evaluator.settle()
-        for engine in self.engines:
-            await engine.suspend()
+        await self.settle_evaluation()
+        if not self._standing:
+            for engine in self.engines:
+                await engine.suspend()
+            self._standing = True
         with self.phase("turn", self.version):
             await self.turns.take(pool, self.version, tokens)
         if pool == "rollout":
             for engine in self.engines:
                 await engine.resume()
+            self._standing = False
 
     def stop(self) -> bool:
         """Ask for the end. Returns whether the loop may be cancelled where it stands.
@@ -90,10 +94,15 @@ class Parts:
         if self.evaluator is not None and every > 0 and (last or version % every == 0):
             self.evaluator.start(version)
 
+    async def settle_evaluation(self) -> None:
+        """The weights that an evaluation looks at may not change before it has ended."""
+        if self.evaluator is not None:
+            await self.evaluator.settle()
+
     async def finish_step(self, batch: Batch, metrics: Metrics) -> bool:
         """Book and write down the step, save when due. Returns whether it was the last: target reached, or stopped.
 
-        An evaluation under way ends here: the weights it looks at may not change before.
+        An evaluation under way ends here: it may say that there is no need for another step.
         """
         self.version = batch.step + 1
         self.scheduler.trained(batch)

@@ -1,32 +1,52 @@
 """`rollart`: rollout never waits for training, and training only for data.
 
 While step n trains, environments go on with version n, at most `alpha` versions ahead of the trainer; the
-scheduler's admission rule sees to that. At an update, what is in flight keeps its tokens and goes on under the
-new weights.
+scheduler's admission rule sees to that. New weights travel beside both: the trainer goes on with the next batch as
+soon as it has handed them over, and engines take them between two of their steps. At an update, what is in flight
+keeps its tokens and goes on under the new weights.
 
-    generate |=== v0 ===|=== v0 ===|=== v1 ===|=== v2 ===
+    generate |=== v0 ===|=== v0 ==|=== v1 ====|=== v2 ===
+    weights                        \\ v1       \\ v2
     train               |= step 0 =|= step 1 =|= step 2 =
 
-At alpha = 0 nothing may run ahead, and this loop equals `sync+` bit for bit.
+At alpha = 0 nothing may run ahead: each batch waits for engines of the newest version, and this loop equals `sync+` bit
+for bit.
 """
 
 from __future__ import annotations
+
+import asyncio
+import itertools
 
 from rollweave.pipelines.parts import Parts
 
 
 async def rollart(parts: Parts, first: int, last: int) -> None:
-    for step in range(first, last):
-        with parts.phase("sync_exposed", step):
-            await parts.weights.commit(step)  # suspend, swap, resume; caches are rebuilt from tokens
-        parts.scheduler.advance(step)
-        parts.start_evaluation(step)
-        with parts.phase("get_batch", step):
-            batch = await parts.scheduler.get_batch(step)  # and refill rollout, up to alpha steps ahead
-        with parts.phase("train", step):
-            metrics = await parts.trainer.train_step(batch)
-        with parts.phase("sync_exposed", step):
-            await parts.weights.publish(step + 1)
-        if await parts.finish_step(batch, metrics):
-            break
+    async with asyncio.TaskGroup() as tasks:
+        updates = tasks.create_task(_update_engines(parts, first), name="updates")
+        for step in range(first, last):
+            with parts.phase("sync_exposed", step):
+                await parts.weights.reached(step - parts.scheduler.bound.whole)  # older data would not be consumed
+            with parts.phase("get_batch", step):
+                batch = await parts.scheduler.get_batch(step)  # and refill rollout, up to alpha steps ahead
+            with parts.phase("train", step):
+                metrics = await parts.trainer.train_step(batch)
+            with parts.phase("sync_exposed", step):
+                await parts.weights.publish(step + 1)
+            if await parts.finish_step(batch, metrics):
+                break
+        if not parts.stopping:
+            await parts.weights.reached(parts.version)
+        updates.cancel()
     await parts.finish_run()
+
+
+async def _update_engines(parts: Parts, first: int) -> None:
+    """Each version as soon as the trainer has it, beside training; an evaluation under way ends first."""
+    for version in itertools.count(first):
+        await parts.weights.published(version)
+        await parts.weights.stage(version)
+        await parts.settle_evaluation()
+        await parts.weights.commit(version)  # suspend, swap, resume; caches are rebuilt from tokens
+        parts.scheduler.advance(version)
+        parts.start_evaluation(version)

@@ -162,13 +162,13 @@ def _blueprint(job: Job, folder: Path, say: Say) -> Blueprint:
 
 
 def weight_times(sample: Sample) -> WeightTimes:
-    def mean(events: list[dict[str, Any]], key: str) -> float:
-        return round(sum(event[key] for event in events) / len(events), 6) if events else 0.0
+    def mean(events: list[dict[str, Any]]) -> float:
+        return round(sum(event["seconds"] for event in events) / len(events), 6) if events else 0.0
 
     return WeightTimes(
-        publish=mean(sample.publishes, "push_seconds"),
-        prepare=mean(sample.publishes, "prepare_seconds"),
-        commit=mean(sample.commits, "seconds"),
+        publish=mean(sample.publishes),
+        prepare=mean(sample.stagings),
+        commit=mean(sample.commits),
     )
 
 

@@ -37,6 +37,7 @@ class Sample:
     rows: list[Row]
     trajectories: list[Trajectory]
     publishes: list[dict[str, Any]]
+    stagings: list[dict[str, Any]]
     """What the event of each new version says."""
     commits: list[dict[str, Any]]
     round_trip: float
@@ -83,6 +84,7 @@ async def _run(job: Job, blueprint: Blueprint, steps: int, folder: Path, clock: 
         _steady(rows),
         trajectories,
         [event.data for event in recorder.named("weights.publish")][SKIPPED:],
+        [event.data for event in recorder.named("weights.stage")][SKIPPED:],
         [event.data for event in recorder.named("weights.commit")][SKIPPED:],
         round_trip,
     )

@@ -65,7 +65,9 @@ class Evaluator:
         self._version = 0
 
     def start(self, version: int) -> None:
-        """Begin to evaluate the version the engines have now."""
+        """Begin to evaluate the version the engines have now, unless that is under way already."""
+        if self._under_way and self._version == version:
+            return
         self._version = version
         self._finished, self._failed, self._tokens = [], [], 0
         self._under_way = True
@@ -91,7 +93,7 @@ class Evaluator:
     async def settle(self) -> None:
         """Wait until the engines have done with it; `result` tells later what came out."""
         if self._under_way:
-            await self._wait("the next turn")
+            await self._wait("whoever wants the engines next")
 
     async def _wait(self, who: str) -> None:
         """The deadline is for the next episode to end: an evaluation may take long, but not stand still."""

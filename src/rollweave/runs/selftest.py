@@ -189,7 +189,9 @@ def _failure(run: Callable[[], object]) -> str:
 def _versions(run: Path) -> list[Version]:
     events = jsonl.read(run / "events.jsonl").rows if (run / "events.jsonl").exists() else []
     published = [event["data"] for event in events if event["name"] == "weights.publish"]
-    return [Version(data["version"], data["checksum"], tuple(data["echoed"])) for data in published]
+    staged = [event["data"] for event in events if event["name"] == "weights.stage"]
+    echoed = {data["version"]: tuple(data["echoed"]) for data in staged}
+    return [Version(data["version"], data["checksum"], echoed.get(data["version"], ())) for data in published]
 
 
 def _steps(run: Path) -> list[Step]:

@@ -55,7 +55,7 @@ class SimulatedEngine:
         self._open: dict[str, Answer] = {}
         self._caches: dict[str, int] = {}
         """Trajectory -> the version its KV cache began with."""
-        self._suspended = False
+        self._suspensions = 0
         self._alive = asyncio.Event()
         self._alive.set()
         self._standing_since = 0.0
@@ -85,10 +85,10 @@ class SimulatedEngine:
 
     async def suspend(self) -> None:
         self._stand_still()
-        self._suspended = True
+        self._suspensions += 1
 
     async def resume(self) -> None:
-        self._suspended = False
+        self._suspensions -= 1
         self._go_on()
 
     async def prepare(self, version: int) -> Fingerprint:
@@ -142,7 +142,7 @@ class SimulatedEngine:
 
     @property
     def _standing(self) -> bool:
-        return self._suspended or not self._alive.is_set()
+        return self._suspensions > 0 or not self._alive.is_set()
 
     def _begin(self, answer: Answer) -> None:
         if not self._open:

@@ -63,7 +63,7 @@ class GpuEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._standing = False
         """Suspended or dead."""
-        self._suspended = False
+        self._suspensions = 0
         self._alive = asyncio.Event()
         self._alive.set()
 
@@ -93,13 +93,13 @@ class GpuEngine:
         """The step under way ends first."""
         stood = self._standing
         self._stand_still()
-        self._suspended = True
+        self._suspensions += 1
         if not stood:
             await self._clock.sleep(max(0.0, self._batch.since - self._clock.now()))
             self._answer_due()
 
     async def resume(self) -> None:
-        self._suspended = False
+        self._suspensions -= 1
         self._go_on()
 
     async def prepare(self, version: int) -> Fingerprint:
@@ -205,7 +205,7 @@ class GpuEngine:
             self._standing = True
 
     def _go_on(self) -> None:
-        self._standing = self._suspended or not self._alive.is_set()
+        self._standing = self._suspensions > 0 or not self._alive.is_set()
         if not self._standing:
             self._batch.since = max(self._batch.since, self._clock.now())
             self._plan()

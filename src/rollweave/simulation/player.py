@@ -173,6 +173,8 @@ class Player:
                 await self._let(event, f"train {data['step']}")
             case "weights.publish":
                 await self._let(event, f"publish {data['version']}")
+            case "weights.stage":
+                await self._let(event, f"stage {data['version']}")
             case "weights.commit":
                 await self._let(event, f"commit {data['version']}")
             case "checkpoint.saved":

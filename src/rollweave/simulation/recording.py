@@ -79,17 +79,18 @@ class RecordedEngine:
 
     def __init__(self, gates: Gates, first_step: int) -> None:
         self._gates = gates
-        self._stands_still = False
+        self._suspensions = 0
         self._stats = EngineStats()
         self._next_row = first_step
 
     async def suspend(self) -> None:
-        self._stands_still = True
+        self._suspensions += 1
 
     async def resume(self) -> None:
-        self._stands_still = False
+        self._suspensions -= 1
 
     async def prepare(self, version: int) -> Fingerprint:
+        await self._gates.passed(f"stage {version}")
         return Fingerprint(version, RECORDED)
 
     async def commit(self, version: int) -> None:
@@ -98,7 +99,7 @@ class RecordedEngine:
 
     async def stats(self) -> EngineStats:
         """Asked while it stands still, to check a commit, or once a step, for its row of metrics."""
-        if not self._stands_still:
+        if not self._suspensions:
             step, self._next_row = self._next_row, self._next_row + 1
             await self._gates.passed(f"row {step}")
         return self._stats

@@ -1,7 +1,8 @@
 """How long new weights take from the trainer to the engines.
 
-Through the store, the trainer pushes once over the slow link and every engine pulls over a fast one, mostly while it
-generates. The baseline is a broadcast during which everybody stands still.
+Through the store, the trainer copies them to its host's memory, which it waits for; from there they are pushed once
+over the slow link, and every engine pulls them over a fast one, mostly while it generates. The baseline is a broadcast
+during which everybody stands still.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rollweave.simulation.engine import SyncModel
 class WeightPath:
     """Seconds of one update."""
 
+    snapshot: float
     push: float
     pull: float
     """Accumulated: of one engine."""
@@ -29,13 +31,15 @@ class WeightPath:
     def model(self, transfer: Literal["background", "blocking"]) -> SyncModel:
         if transfer == "blocking":
             return SyncModel(NO_TIME, constant(self.broadcast), NO_TIME)
-        return SyncModel(constant(self.push), constant(self.pull - self.exposed), constant(self.exposed))
+        hidden = self.push + self.pull - self.exposed
+        return SyncModel(constant(self.snapshot), constant(hidden), constant(self.exposed))
 
 
 def weight_path(model: ModelSpec, constants: Constants, push_bandwidth: float | None = None) -> WeightPath:
     gigabytes = model.weight_bytes / 1e9
     pull = gigabytes / constants.pull_bandwidth
     return WeightPath(
+        snapshot=gigabytes / constants.snapshot_bandwidth,
         push=gigabytes / (push_bandwidth or constants.push_bandwidth),
         pull=pull,
         exposed=pull * constants.pull_exposed_share,

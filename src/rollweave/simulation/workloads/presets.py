@@ -29,7 +29,8 @@ PRESETS: dict[str, TaskModel] = {
             success_rate=0.3,
         ),
         # 5 to 30 turns, prefill-heavy (RollArt, Table 1): pages of about a thousand tokens, a click or a few words for
-        # an answer. Assumed, so that with the prefix cache on arithmetic outweighs memory traffic, as the paper says.
+        # an answer. Assumed, so that with the prefix cache on arithmetic outweighs memory traffic, as the paper says. A
+        # step takes seconds: the axis of RollArt's figure 5a begins at 1 s and ends at 100 s.
         TaskModel(
             name="webshop",
             turns=uniform(5, 30),
@@ -37,7 +38,7 @@ PRESETS: dict[str, TaskModel] = {
             observation_tokens=lognormal(1000, 0.5, 100, 4000),
             answer_tokens=lognormal(20, 0.5, 5, 200),
             reset_seconds=lognormal(1.0, 0.7, 0.1, 30),
-            step_seconds=lognormal(0.5, 0.8, 0.05, 30),
+            step_seconds=lognormal(4.0, 0.3, 0.1, 60),
         ),
         # 20 to 100 turns, prefill-heavy (RollArt, Table 1): a board of less than a hundred tokens is shown each turn,
         # the answer is a move. Assumed; much longer boards would not fit the caches of 192 episodes on two H800, which
@@ -49,7 +50,7 @@ PRESETS: dict[str, TaskModel] = {
             observation_tokens=lognormal(80, 0.3, 30, 200),
             answer_tokens=lognormal(4, 0.4, 2, 20),
             reset_seconds=lognormal(0.5, 0.5, 0.05, 10),
-            step_seconds=lognormal(0.1, 0.8, 0.01, 10),
+            step_seconds=lognormal(1.0, 0.3, 0.05, 30),
         ),
         # Fewer than 5 turns of long reasoning with tool use, decode-heavy (RollArt, Table 1). A Qwen3 model that thinks
         # writes of the order of ten thousand tokens per problem; the context of 32k ends the longest. Assumed.
@@ -58,7 +59,7 @@ PRESETS: dict[str, TaskModel] = {
             turns=uniform(1, 4),
             prompt_tokens=lognormal(300, 0.3, 50, 1500),
             observation_tokens=lognormal(150, 0.6, 10, 1500),
-            answer_tokens=lognormal(4000, 0.7, 200, 16000),
+            answer_tokens=lognormal(3000, 0.6, 200, 12000),
             reset_seconds=constant(0.1),
             step_seconds=lognormal(0.5, 0.8, 0.05, 20),
         ),
@@ -67,7 +68,7 @@ PRESETS: dict[str, TaskModel] = {
             name="gem-game",
             turns=constant(1),
             prompt_tokens=lognormal(500, 0.3, 100, 2000),
-            answer_tokens=lognormal(8000, 0.7, 200, 30000),
+            answer_tokens=lognormal(8000, 0.5, 200, 24000),
             reset_seconds=constant(0.1),
             step_seconds=constant(0.05),
         ),

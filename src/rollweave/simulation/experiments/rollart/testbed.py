@@ -55,8 +55,7 @@ def rollart(model: str, seed: int, small: bool, alpha: int = 1, scale: int = SCA
         pool("rollout", "H20", 32 // scale, parallel, DECODE_HEAVY),
         pool("train", "H800", 32 // scale),
     ]
-    pipeline = {"type": "rollart", "alpha": alpha + 1, "sync_point": "after_batch"}
-    return _run(model, pools, seed, small, scale, pipeline=pipeline, **more)
+    return _run(model, pools, seed, small, scale, **{"pipeline": {"type": "rollart", "alpha": alpha + 1}, **more})
 
 
 def batch(scale: int) -> Data:
