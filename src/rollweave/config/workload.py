@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 
 from rollweave.config.base import Section
-from rollweave.config.distributions import NOTHING, Distribution, constant
+from rollweave.config.distributions import NOTHING, Distribution, LogNormal, constant
 from rollweave.config.paths import FileName
 
 Chance = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -44,6 +44,9 @@ class TaskModel(Section):
     """Episodes that earn reward 1."""
     same_turns: bool = False
     """Members of a group take equally many turns."""
+    alike: Chance = 0.0
+    """How much members of a group resemble each other in the lengths of their answers: the share of the variance (of
+    the logarithm) that belongs to the task. Only with lognormal `answer_tokens`."""
     reset_failure_rate: Chance = 0.0
     """Chance that a reset fails after its time."""
     step_failure_rate: Chance = 0.0
@@ -55,6 +58,12 @@ class TaskModel(Section):
     image_cache_hit_rate: Chance = 1.0
     io_seconds: Distribution = NOTHING
     """Transport of each observation from the environments' cluster."""
+
+    @model_validator(mode="after")
+    def _can_be_alike(self) -> TaskModel:
+        if self.alike and not isinstance(self.answer_tokens, LogNormal) and not self.preset:
+            raise ValueError(f"alike needs answer_tokens of type lognormal, not {self.answer_tokens.type}")
+        return self
 
 
 class WorkloadConfig(Section):

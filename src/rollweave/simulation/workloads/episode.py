@@ -6,9 +6,12 @@ every mode and every cluster plays the same episodes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import exp, inf, sqrt
 from random import Random
 
+from rollweave.config.distributions import LogNormal
 from rollweave.config.workload import TaskModel
 from rollweave.seeds import generator
 from rollweave.simulation.workloads.sampling import Draw, count, sampler
@@ -38,7 +41,7 @@ class EpisodeModel:
         self._turns = sampler(task.turns)
         self._prompt = sampler(task.prompt_tokens)
         self._observation = sampler(task.observation_tokens)
-        self._answer = sampler(task.answer_tokens)
+        self._answer, self._of_task = _split(task)
         self._reset = sampler(task.reset_seconds)
         self._step = _sum(sampler(task.step_seconds), sampler(task.io_seconds))
         self._image = sampler(task.image_seconds)
@@ -51,7 +54,8 @@ class EpisodeModel:
         prompt = count(self._prompt, common)
         task, turns = self.task, count(self._turns, common if self.task.same_turns else rng)
         observations = [prompt, *(count(self._observation, rng) for _ in range(turns - 1))]
-        answers = [count(self._answer, rng) for _ in range(turns)]
+        answer = self._answer if self._of_task is None else self._of_task(common)
+        answers = [count(answer, rng) for _ in range(turns)]
         steps = [self._step(rng) for _ in range(turns)]
         reset = self._reset(rng)
         if rng.random() >= task.image_cache_hit_rate:
@@ -77,6 +81,21 @@ class EpisodeModel:
                 episode.step_seconds[place] = NEVER
             elif draw < trouble and episode.failing_step is None:
                 episode.failing_step = place
+
+
+def _split(task: TaskModel) -> tuple[Draw, Callable[[Random], Draw] | None]:
+    """How answers' lengths are drawn, and, where members are alike, how that comes from the task's own generator."""
+    lengths = task.answer_tokens
+    if not task.alike or not isinstance(lengths, LogNormal):
+        return sampler(lengths), None
+    own = sampler(lengths.model_copy(update={"sigma": lengths.sigma * sqrt(1 - task.alike), "low": 0.0, "high": None}))
+    shared, low, high = lengths.sigma * sqrt(task.alike), lengths.low, inf if lengths.high is None else lengths.high
+
+    def of_task(common: Random) -> Draw:
+        scale = exp(shared * common.gauss(0.0, 1.0))
+        return lambda rng: min(high, max(low, own(rng) * scale))
+
+    return own, of_task
 
 
 def _sum(one: Draw, other: Draw) -> Draw:

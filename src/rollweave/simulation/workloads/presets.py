@@ -11,6 +11,10 @@ from rollweave.config.distributions import Mixed, Part, constant, lognormal, uni
 from rollweave.config.workload import TaskModel
 from rollweave.errors import ConfigError
 
+ALIKE = 0.3
+"""Of reasoning about one problem: long ones are long for everybody. Assumed; independent members, 0, would make RollArt's
+redundant members gain more than its redundant groups, where the paper has it the other way."""
+
 PRESETS: dict[str, TaskModel] = {
     task.name: task
     for task in (
@@ -60,6 +64,7 @@ PRESETS: dict[str, TaskModel] = {
             prompt_tokens=lognormal(300, 0.3, 50, 1500),
             observation_tokens=lognormal(150, 0.6, 10, 1500),
             answer_tokens=lognormal(3000, 0.6, 200, 12000),
+            alike=ALIKE,
             reset_seconds=constant(0.1),
             step_seconds=lognormal(0.5, 0.8, 0.05, 20),
         ),
@@ -69,6 +74,7 @@ PRESETS: dict[str, TaskModel] = {
             turns=constant(1),
             prompt_tokens=lognormal(500, 0.3, 100, 2000),
             answer_tokens=lognormal(8000, 0.5, 200, 24000),
+            alike=ALIKE,
             reset_seconds=constant(0.1),
             step_seconds=constant(0.05),
         ),
@@ -79,6 +85,7 @@ PRESETS: dict[str, TaskModel] = {
             turns=constant(1),
             prompt_tokens=lognormal(200, 0.4, 30, 1500),
             answer_tokens=lognormal(1100, 1.05, 50, 30000),
+            alike=ALIKE,
             reward_seconds=lognormal(0.05, 0.5, 0.01, 5),
         ),
         TaskModel(
@@ -86,6 +93,7 @@ PRESETS: dict[str, TaskModel] = {
             turns=constant(1),
             prompt_tokens=lognormal(450, 0.4, 50, 2500),
             answer_tokens=lognormal(1400, 1.0, 80, 30000),
+            alike=ALIKE,
             reward_seconds=lognormal(3.0, 0.8, 0.2, 60),
         ),
         TaskModel(
@@ -93,6 +101,7 @@ PRESETS: dict[str, TaskModel] = {
             turns=constant(1),
             prompt_tokens=lognormal(250, 0.4, 30, 2000),
             answer_tokens=lognormal(1100, 1.05, 50, 30000),
+            alike=ALIKE,
             judged=True,
         ),
         # RollArt, section 8: mean turns per task 1 to 48, either below 5 or above 10; failures about once in ten

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollweave.simulation.experiments.claims.flash import BEST_ALPHA
-from rollweave.simulation.experiments.flash.testbed import asynchronous
+from rollweave.simulation.experiments.flash.testbed import GROUPS, asynchronous
 from rollweave.simulation.experiments.frame import Experiment, Measurement, Plot
 from rollweave.simulation.experiments.setup import series
 
@@ -16,13 +16,13 @@ WITHIN = 0.05
 CASES: dict[str, dict[str, Any]] = {
     "best alpha at 4k": {"rollout_limit": 4096},
     "best alpha at 32k": {"rollout_limit": 32768},
-    "best alpha, rollout size 32": {"groups": 4},
-    "best alpha, rollout size 256": {"groups": 32},
+    "best alpha, rollout size 32": {"groups": 32},
+    "best alpha, rollout size 256": {"groups": 256},
 }
 
 
 def step_seconds(case: str, seed: int, small: bool) -> dict[int, float]:
-    limit, groups = CASES[case].get("rollout_limit", 32768), CASES[case].get("groups", 32)
+    limit, groups = CASES[case].get("rollout_limit", 32768), CASES[case].get("groups", GROUPS)
     answers = {"answer_tokens": {"type": "lognormal", "median": 1100, "sigma": 1.05, "low": 50, "high": limit - 2048}}
     return {
         alpha: asynchronous(24, 16, seed, small, alpha=alpha, groups=groups, answers=answers).step_seconds

@@ -10,8 +10,8 @@ from typing import Any
 from rollweave.simulation.experiments.setup import Data, measured, pool, rollout, task
 from rollweave.simulation.outcome import Outcome
 
-GROUPS = 32
-"""Of 8: a rollout batch of 256."""
+GROUPS = 128
+"""Prompts of a rollout batch, with 8 answers each: ROLL counts `rollout_batch_size` in prompts."""
 
 
 def synchronous(gpus: int, seed: int, small: bool, groups: int = GROUPS, **more: Any) -> Outcome:
@@ -26,9 +26,9 @@ def asynchronous(
 
 
 def _run(pools: list[Data], pipeline: Data, seed: int, small: bool, groups: int, **more: Any) -> Outcome:
-    length = {"steps": 3, "warmup": 1} if small else {"steps": 24, "warmup": 8}
+    length = {"steps": 3, "warmup": 1} if small else {"steps": 14, "warmup": 5}
     answers = more.pop("answers", {})
-    groups = max(2, groups // 8) if small else groups
+    groups = max(2, groups // 32) if small else groups
     return measured(
         pools,
         [task("rlvr-math", **answers)],

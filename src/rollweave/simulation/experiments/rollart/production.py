@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from rollweave.config.constants import Constants
 from rollweave.seeds import derive
 from rollweave.simulation.experiments.claims.rollart import PRODUCTION
 from rollweave.simulation.experiments.frame import Experiment, Measurement, Plot
@@ -28,6 +29,8 @@ MODEL: Data = {
     "source": "config.json of Qwen3-235B-A22B on Hugging Face; the paper says hundreds of billions, mixture of experts",
 }
 GPUS, NODE = 96, 8
+PUSH = Constants().push_bandwidth * 500 / 32
+"""GB/s to the weight store: 500 GPUs push their shares at once, where the testbed of table 4 has 32."""
 TRAINING = (16, 24, 32, 40)
 """GPUs that train, of all; the first is the paper's 1:5."""
 
@@ -39,9 +42,10 @@ def production(training: int, prefix_cache: bool, seed: int, small: bool) -> Out
         seed=seed,
         model=MODEL["name"],
         models=[MODEL],
-        rollout=rollout(8 if small else 48, max_context=58000),
+        rollout=rollout(8 if small else 24, max_context=58000),
         prefix_cache=prefix_cache,
-        steps=2 if small else 5,
+        constants={"push_bandwidth": PUSH},
+        steps=2 if small else 16,
     )
 
 
