@@ -207,7 +207,7 @@ def test_migration_frees_the_node_and_not_the_job() -> None:
 
 
 def test_drift_changes_the_pace_as_the_job_goes_on() -> None:
-    reality = Reality(drifts={"a": Drift(1.0)}, every_s=100.0)
+    reality = Reality(drifts={"a": Drift(end=2.0)}, every_s=100.0)
     job = plain_job("a", 60, 40, slo=3.0, n_iters=180)
     outcome = Replay(Scheduler(), reality=reality).run([(0.0, job)])
     # Ninety iterations from 100 s to 200 s (d n = dt / (100 (1 + n / 90))), then ninety of 200 s.

@@ -21,12 +21,13 @@ DRIFT_OVER = 90
 
 
 class Drift(NamedTuple):
-    """Phases grow (or shrink) linearly to `1 + change` times their profile."""
+    """Phases last `begin` times their profile at first, and linearly come to last `end` times as long."""
 
-    change: float = 0.0
+    begin: float = 1.0
+    end: float = 1.0
 
     def factor(self, done: float) -> float:
-        return max(0.05, 1 + self.change * min(1.0, done / DRIFT_OVER))
+        return self.begin + (self.end - self.begin) * min(1.0, done / DRIFT_OVER)
 
 
 @dataclass(slots=True)
@@ -56,12 +57,12 @@ class Reality:
         return t_roll * factor, t_train * factor
 
     def extra_s(self, job: Job) -> float:
-        """How much longer than profiled its work would take alone: what a drifting job does more of is not lateness."""
+        """How much its work would take alone beyond what was profiled: what a job does more of is not lateness."""
         drift = self.drifts.get(job.id)
         if drift is None:
             return 0.0
         t_roll, t_train = self.profiles.get(job.id, (job.profile.t_roll, job.profile.t_train))
-        grown = sum(drift.factor(number) - 1 for number in range(int(job.n_iters)))
+        grown = sum(max(0.0, drift.factor(number) - 1) for number in range(int(job.n_iters)))
         return grown * (t_roll + t_train)
 
     def _paces(self, group: Group, state: ClusterState, now: float) -> dict[str, float]:

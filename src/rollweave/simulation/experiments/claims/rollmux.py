@@ -115,7 +115,8 @@ DRIFT = Study(
     title="Jobs whose rollouts grow or shrink: RollMux against hourly exact regrouping",
     known="seven templates: none, +-0.5, 1 and 1.5 times a curve per model size; moves of 197 to 419 s",
     chosen="the curve: linear over 90 iterations, then flat, +50 % for small, +150 % for medium, +400 % for large "
-    "jobs at factor 1; training grows with the tokens; the trace as for the simulation, 100 jobs",
+    "jobs at factor 1, which takes a growing job to the length limit that its profile was made at; training grows with "
+    "the tokens; SLO against the profile, as in the paper; the trace as for the simulation, 100 jobs",
     claims=(
         Claim("cost / regroup, increasing", "shape", 1.11, "P", holds="between 0.9 and 1.4"),
         Claim("cost / regroup, decreasing", "shape", 1.10, "P", holds="between 0.9 and 1.4"),

@@ -44,12 +44,14 @@ def _replay(policy: str, trace: list[TraceJob], factors: tuple[float, ...], seed
 
 
 def _drifts(jobs: list[Job], factors: tuple[float, ...], seed: int) -> dict[str, Drift]:
-    """A shrinking job shrinks as much as the growing one of the same factor grows: 1 / (1 + s)."""
+    """A profile is taken at the longest responses a job may give: at factor 1 a growing job ends there. A shrinking
+    one begins there, and shrinks as much as the growing one grows."""
     drifts = {}
     for job in jobs:
         factor = generator(seed, "mux", "drift", job.id).choice(factors)
-        grown = 1 + abs(factor) * CURVE[job.profile.move_s]
-        drifts[job.id] = Drift((grown if factor >= 0 else 1 / grown) - 1)
+        curve = CURVE[job.profile.move_s]
+        grown = 1 + abs(factor) * curve
+        drifts[job.id] = Drift(1 / (1 + curve), grown / (1 + curve)) if factor >= 0 else Drift(1.0, 1 / grown)
     return drifts
 
 
