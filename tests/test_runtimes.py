@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart.yaml"
+TWO_ENGINES = Path(__file__).parent / "two_engines.yaml"
 SMALL = [
     *("model.hidden=32", "model.warm_start.steps=5", "model.warm_start.episodes=50", "rollout.groups_per_step=4"),
     *("rollout.group_size=4", "rollout.max_turns=4", "training.steps=2", "evaluation.every=1", "evaluation.tasks=4"),
@@ -26,6 +27,7 @@ SMALL = [
         pytest.param(["runtime.type=inline", "runtime.threads=1", "pipeline.type=areal"], id="inline-areal"),
         pytest.param(["pipeline.type=sync", "runtime.hosts=2"], id="ray-sync-two-hosts", marks=pytest.mark.slow),
         pytest.param(["runtime.placement=colocated"], id="ray-colocated-rollart", marks=pytest.mark.slow),
+        pytest.param([f"cluster={TWO_ENGINES}"], id="ray-two-engines", marks=pytest.mark.slow),
         pytest.param(["pipeline.alpha=2", "rollout.isolation=process"], id="ray-isolated", marks=pytest.mark.slow),
     ],
 )
@@ -39,5 +41,8 @@ def test_a_run_completes(where: list[str], tmp_path: Path) -> None:
     assert summary["steps"] == 2
     assert summary["tasks"]["trained"] == 2 * 4
     assert summary["attempts"]["trained"] == 2 * 4 * 4
+    workers = [json.loads(line)["data"] for line in (out / "events.jsonl").open() if '"worker.ready"' in line]
+    engines = {data["worker"] for data in workers if data["worker"].startswith("engine")}
+    assert len(engines) == (2 if str(TWO_ENGINES) in where[0] else "inline" not in where[0])
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("eval/version") for row in rows] == [0, 1, 2]

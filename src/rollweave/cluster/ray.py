@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rollweave.clock import Clock
-from rollweave.cluster.blueprint import Blueprint, cores
+from rollweave.cluster.blueprint import Blueprint
+from rollweave.cluster.layout import Layout, layout
 from rollweave.cluster.placement import TakingTurns
 from rollweave.cluster.ray_clients import RayEngine, RayTrainer
 from rollweave.cluster.ray_handle import WorkerHandle
@@ -30,7 +31,6 @@ from rollweave.errors import ConfigError
 from rollweave.observability.events import Emitter
 from rollweave.pipelines.assemble import Machinery
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.training.protocol import Trainer
 
 OBJECT_STORE_BYTES = 256 * 2**20
 """Batches and completions pass through it; weights do not."""
@@ -47,31 +47,49 @@ async def start_ray(
     with shared_folder() as store, _connected(runtime):
         crew = Crew(clock, recorder, Restarts(recorder))
         dispatcher = Dispatcher(blueprint.job.rollout.scheduling)
-        engine_threads, trainer_threads = _threads(runtime)
-        trainer = _worker(TrainerWorker, "trainer", logs, trainer_threads, blueprint, store)
+        plan = layout(blueprint.job, runtime)
+        trainer = _worker(TrainerWorker, "trainer", logs, plan.trainer_threads, blueprint, store)
+        engines = [_engine_keeper(crew, plan, number, logs, blueprint, store) for number in range(len(plan.engines))]
+        tasks_of = [seat.tasks for seat in plan.engines]
         keepers: list[EngineKeeper | HostKeeper] = [
-            _engine_keeper(crew, lambda: _worker(EngineWorker, "engine", logs, engine_threads, blueprint, store)),
-            *_host_keepers(crew, blueprint, runtime, logs, dispatcher),
+            *engines,
+            *_host_keepers(crew, blueprint, runtime, logs, dispatcher, tasks_of),
         ]
         await asyncio.gather(crew.ready(trainer), *(keeper.start() for keeper in keepers))
         client = RayTrainer(trainer, clock, blueprint.job.rollout.deadlines, crew.restarts)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(keeper.run()) for keeper in keepers]
-            yield Machinery(crew.engines, _placed(runtime, client, crew.engines), dispatcher, crew.waits)
+            placed = TakingTurns(client, crew.engines) if plan.colocated else client
+            yield Machinery(crew.engines, placed, dispatcher, crew.waits)
             for task in running:
                 task.cancel()
 
 
-def _engine_keeper(crew: Crew, spawn: Callable[[], WorkerHandle]) -> EngineKeeper:
+def _engine_keeper(
+    crew: Crew, plan: Layout, number: int, logs: Path, blueprint: Blueprint, store: Path
+) -> EngineKeeper:
+    name = "engine" if len(plan.engines) == 1 else f"engine-{number}"
+
+    def spawn() -> WorkerHandle:
+        return _worker(EngineWorker, name, logs, plan.engines[number].threads, blueprint, store)
+
     crew.engines.append(RayEngine(spawn(), "driver"))
-    return EngineKeeper(crew, len(crew.engines) - 1, spawn)
+    return EngineKeeper(crew, number, spawn)
 
 
 def _host_keepers(
-    crew: Crew, blueprint: Blueprint, runtime: RayRuntime, logs: Path, dispatcher: Dispatcher
+    crew: Crew,
+    blueprint: Blueprint,
+    runtime: RayRuntime,
+    logs: Path,
+    dispatcher: Dispatcher,
+    tasks_of: Sequence[Sequence[str]],
 ) -> list[HostKeeper]:
+    """`tasks_of` each engine: those that prefer it."""
+
     def spawn(name: str, client: str) -> WorkerHandle:
-        return _worker(HostWorker, name, logs, 1, client, blueprint, [engine.worker for engine in crew.engines])
+        engines = [engine.worker for engine in crew.engines]
+        return _worker(HostWorker, name, logs, 1, client, blueprint, engines, tasks_of)
 
     capacity = -(-blueprint.job.rollout.slots // runtime.hosts)
     names = [f"host-{number}" for number in range(runtime.hosts)]
@@ -127,13 +145,3 @@ def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) ->
     actor = ray.remote(kind).options(num_cpus=0, runtime_env={"env_vars": environment})
     log = logs.absolute() / f"{name}.log"
     return WorkerHandle(actor.remote(*arguments, log), name, log)
-
-
-def _threads(runtime: RayRuntime) -> tuple[int, int]:
-    """For engine and trainer: all cores each when they take turns, else half of them."""
-    share = cores() if runtime.placement == "colocated" else max(1, cores() // 2)
-    return runtime.engine_threads or share, runtime.trainer_threads or share
-
-
-def _placed(runtime: RayRuntime, trainer: Trainer, engines: list[RayEngine]) -> Trainer:
-    return TakingTurns(trainer, engines) if runtime.placement == "colocated" else trainer

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -27,7 +28,7 @@ from rollweave.environments.latency import LateEnvironments
 from rollweave.observability.memory import resident_mb
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Packet
-from rollweave.rollout.proxy import LLMProxy
+from rollweave.rollout.proxy import LLMProxy, affinity
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
 from rollweave.weights.fingerprint import Fingerprint
@@ -153,16 +154,24 @@ class TrainerWorker:
 
 
 class HostWorker:
-    def __init__(self, client: str, blueprint: Blueprint, engines: list[WorkerHandle], log: Path) -> None:
+    def __init__(
+        self,
+        client: str,
+        blueprint: Blueprint,
+        engines: list[WorkerHandle],
+        tasks_of: Sequence[Sequence[str]],
+        log: Path,
+    ) -> None:
         _prepare_process(log)
         self._blueprint = blueprint
+        self._tasks_of = tasks_of
         self._engines = [RayEngine(engine, client) for engine in engines]
         self._clock = Clock()
         self._outbox: Outbox[Packet[Any]] = Outbox()
         self._mishaps = Mishaps()
 
     async def ready(self) -> Pid:
-        self._stage = self._blueprint.stage(LLMProxy(self._engines), self._clock)
+        self._stage = self._blueprint.stage(LLMProxy(self._engines, affinity(self._tasks_of)), self._clock)
         self._host = EnvHost(self._stage, self._outbox.put)
         return os.getpid()
 

@@ -5,7 +5,7 @@
       - {name: train, device: H800, count: 32, role: train}
       - {name: judges, device: serverless, count: 64, role: reward}
 
-`rollweave simulate` and `rollweave plan` read it, and `plan` writes it.
+`rollweave simulate` and `rollweave train` (`cluster: FILE`) run on it, and `rollweave plan` writes it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Numbers are peaks from data sheets: how much of a peak real software reaches is 
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
@@ -25,6 +25,7 @@ class Device(Section):
     """A class of devices, per device."""
 
     name: str
+    kind: Literal["gpu", "cpu", "function"] = "gpu"
     tflops: PositiveFloat
     """Dense 16-bit matrix arithmetic (32-bit on CPUs), peak."""
     bandwidth: PositiveFloat
@@ -113,6 +114,7 @@ DEVICES: dict[str, Device] = {
         ),
         Device(
             name="CPU",
+            kind="cpu",
             tflops=0.165,
             bandwidth=0.013,
             memory=12.0,
@@ -124,6 +126,7 @@ DEVICES: dict[str, Device] = {
         ),
         Device(
             name="serverless",
+            kind="function",
             tflops=989.5,
             bandwidth=3.35,
             memory=80.0,

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rollweave.config.base import Section
+from rollweave.config.cluster import ClusterConfig
 from rollweave.config.environments import EnvironmentConfig
 from rollweave.config.paths import FileName, Target
 from rollweave.config.training import TrainingConfig
@@ -289,6 +290,9 @@ class Job(Section):
     pipeline: PipelineConfig = RollArtPipeline(type="rollart")
     weights: WeightsConfig = WeightsConfig()
     runtime: RuntimeConfig = RayRuntime(type="ray")
+    cluster: ClusterConfig | None = None
+    """Which pools the job runs on, or the name of a cluster file (`rollweave plan` writes one); none: half of this
+    machine's cores generate, half train."""
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
@@ -316,6 +320,7 @@ class Job(Section):
                 f"pipeline.sync_point=after_batch needs pipeline.alpha of 1 or more, not {pipeline.alpha:g}: the batch "
                 "of a step would have to come from weights that the engines only get after it"
             )
+        self._one_layout()
         if self.alpha > 0 and self.training.loss.undecided:
             raise ValueError(
                 f"training.loss.denominator must be chosen with {self.pipeline.type} at alpha {self.alpha:g}: the data "
@@ -334,3 +339,13 @@ class Job(Section):
                 "too: set rollout.filter=none, or training.advantage.type=grpo"
             )
         return self
+
+    def _one_layout(self) -> None:
+        """Who gets which cores is said in one place."""
+        if self.cluster is None:
+            return
+        if isinstance(self.runtime, InlineRuntime):
+            raise ValueError("cluster needs runtime.type=ray: inline is one process, whatever the pools say")
+        for key in ("placement", "engine_threads", "trainer_threads"):
+            if key in self.runtime.model_fields_set and getattr(self.runtime, key) not in (0, "disaggregated"):
+                raise ValueError(f"runtime.{key} contradicts cluster, whose pools say who gets which cores: remove one")

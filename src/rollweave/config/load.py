@@ -26,20 +26,20 @@ Kind = TypeVar("Kind", bound=Section)
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     """Read a job file strictly; every problem is reported with its line, in one `ConfigError`."""
-    return load_file(path, Job, overrides)
+    return load_file(path, Job, overrides, from_files=("cluster",))
 
 
 def load_file(path: Path, kind: type[Kind], overrides: Sequence[str] = (), from_files: Sequence[str] = ()) -> Kind:
     """The same of any kind of file: a job, a simulation, a cluster, a plan.
 
-    `from_files`: sections that may be in files of their own, which the key then names.
+    `from_files`: sections that may be in files of their own, which the key then names (or an override: `key=FILE`).
     """
     return _load(_read(path), str(path), path.absolute().parent, overrides, kind, from_files)
 
 
 def parse_job(text: str, name: str, base: Path, overrides: Sequence[str] = ()) -> Job:
     """The same from YAML text; `name` stands for the file in messages, `base` is where relative paths begin."""
-    return _load(text, name, base, overrides, Job)
+    return _load(text, name, base, overrides, Job, from_files=("cluster",))
 
 
 def _load(
@@ -50,15 +50,15 @@ def _load(
         raise ConfigError(
             f"{name}: expected keys and values like `model:` and `environment:`, got {show(document.data)}"
         )
+    named = {key: value for key, _, value in (text.partition("=") for text in overrides) if key in from_files}
     for key in from_files:
-        if isinstance(document.data.get(key), str):
-            _include(document, key, base)
-    apply_overrides(document, overrides, kind)
+        if isinstance(file := named.get(key, document.data.get(key)), str):
+            _include(document, key, base / Path(file).expanduser())
+    apply_overrides(document, [text for text in overrides if text.partition("=")[0] not in named], kind)
     return _check(document, base, kind)
 
 
-def _include(document: Document, key: str, base: Path) -> None:
-    file = base / Path(document.data[key]).expanduser()
+def _include(document: Document, key: str, file: Path) -> None:
     section = parse(_read(file), str(file))
     document.data[key] = section.data
     document.graft((key,), section)

@@ -73,6 +73,8 @@ class Contention(Section):
 class Measured(Section):
     model: str
     """These times are of this model; another one on the same device is modelled by roofline."""
+    threads: PositiveInt = 1
+    """Cores that one such device is: engine and trainer were measured with so many threads each."""
     engine: EngineTimes
     trainer: TrainerTimes
     weights: WeightTimes

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollweave.cluster.blueprint import Blueprint, cores
+from rollweave.cluster.layout import layout
 from rollweave.config.environments import EnvironmentConfig, MixtureConfig
 from rollweave.config.job import InlineRuntime, Job, RollArtPipeline, SyncPlusPipeline
 from rollweave.config.measured import HostTimes, Measured, Observed, WeightTimes
@@ -89,7 +90,14 @@ def _time_parts(job: Job, blueprint: Blueprint, sample: Sample, say: Say) -> Sce
     )
     scoring = reward_seconds(Scorer(job.rewards, Path()), sample.trajectories)
     host = HostTimes(message=sample.round_trip)
-    measured = Measured(model=job.name, engine=engine, trainer=trainer, weights=weight_times(sample), host=host)
+    measured = Measured(
+        model=job.name,
+        threads=engine_threads,
+        engine=engine,
+        trainer=trainer,
+        weights=weight_times(sample),
+        host=host,
+    )
     return scenario_of(
         job, device(job.name, measured), model_spec(job.name, core), task_models(sample.trajectories, waits, scoring)
     )
@@ -140,12 +148,11 @@ def _overlaps(job: Job) -> bool:
 
 
 def threads(job: Job) -> tuple[int, int]:
-    """Of engine and trainer, as the runtime gives them."""
+    """Of engine and trainer, as the runtime would give them."""
     if isinstance(job.runtime, InlineRuntime):
         return (job.runtime.threads or cores(),) * 2
-    from rollweave.cluster.ray import _threads
-
-    return _threads(job.runtime)
+    plan = layout(job, job.runtime)
+    return plan.engines[0].threads, plan.trainer_threads
 
 
 def _blueprint(job: Job, folder: Path, say: Say) -> Blueprint:

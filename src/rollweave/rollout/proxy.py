@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from rollweave.engines.protocol import Completion, Engine, Request
 
+Pools = Callable[[str], Sequence[int]]
+"""The numbers of the workers for a tag."""
+
 STALE_ENTRIES = 8
 """Per worker, before a line is made anew."""
 
@@ -27,9 +30,20 @@ class _Line(NamedTuple):
     """(held, worker), a heap; an entry that is no longer true is skipped when it comes up."""
 
 
+def affinity(tasks: Sequence[Sequence[str]]) -> Pools:
+    """From the tasks that prefer each worker: those that name the task, else those that name none, else all."""
+    everybody = range(len(tasks))
+    open_to_all = [number for number in everybody if not tasks[number]] or everybody
+    named: dict[str, list[int]] = {}
+    for number in everybody:
+        for task in tasks[number]:
+            named.setdefault(task, []).append(number)
+    return lambda tag: named.get(tag, open_to_all)
+
+
 class LLMProxy:
-    def __init__(self, engines: Sequence[Engine], pool: Callable[[str], Sequence[int]] | None = None) -> None:
-        """`pool`: the numbers of the workers for a tag; default: all of them."""
+    def __init__(self, engines: Sequence[Engine], pool: Pools | None = None) -> None:
+        """`pool`: default: all of them, whatever the tag."""
         self._engines = list(engines)
         everybody = range(len(self._engines))
         self._pool = pool or (lambda tag: everybody)

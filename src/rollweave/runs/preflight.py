@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rollweave.cluster.layout import layout
 from rollweave.config.environments import PythonEnvironmentConfig
-from rollweave.config.job import Job, LocalModel
+from rollweave.config.job import Job, LocalModel, RayRuntime
 from rollweave.environments.registry import members
 from rollweave.rewards.function import Scorer
 from rollweave.targets import load_target
@@ -19,6 +20,8 @@ def check_before_start(job: Job, environment_given: bool = False) -> None:
         if isinstance(environment, PythonEnvironmentConfig) and not environment_given:
             load_target(environment.target, Path())
     Scorer(job.rewards, Path())
+    if isinstance(job.runtime, RayRuntime):
+        layout(job, job.runtime)
     if isinstance(job.model, LocalModel):
         from rollweave.policies.prepare import check_folder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rollweave.clock import Clock
@@ -14,7 +13,7 @@ from rollweave.errors import ConfigError
 from rollweave.observability.events import Emitter
 from rollweave.rollout.barrier import TurnBarrier
 from rollweave.rollout.manager import Stage
-from rollweave.rollout.proxy import LLMProxy
+from rollweave.rollout.proxy import LLMProxy, affinity
 from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_model
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.engine import SyncModel
@@ -118,7 +117,7 @@ def make_judge(scenario: Scenario, clock: Clock) -> Judge | None:
 def stage(scenario: Scenario, job: Job, machines: Machines, workload: Workload, clock: Clock) -> Stage:
     return Stage(
         clock=clock,
-        proxy=LLMProxy(machines.engines, _affinity(machines.pools)),
+        proxy=LLMProxy(machines.engines, affinity([pool.tasks for pool in machines.pools])),
         environment=environments(scenario, workload, clock),
         dialogue=ScriptedDialogue(),
         scorer=WorkloadRewards(workload, machines.judge, clock),
@@ -128,14 +127,3 @@ def stage(scenario: Scenario, job: Job, machines: Machines, workload: Workload, 
         barrier=TurnBarrier() if job.pipeline.type == "sync" else None,
         prompt_replication=job.rollout.prompt_replication,
     )
-
-
-def _affinity(pools: Sequence[Pool]) -> Callable[[str], Sequence[int]]:
-    """The engines for a task: of the pools that name it, else of those that name nobody, else all."""
-    everybody = range(len(pools))
-    open_to_all = [number for number in everybody if not pools[number].tasks] or everybody
-    named: dict[str, list[int]] = {}
-    for number in everybody:
-        for task in pools[number].tasks:
-            named.setdefault(task, []).append(number)
-    return lambda tag: named.get(tag, open_to_all)

@@ -12,8 +12,8 @@ from rollweave.config.workload import TaskModel
 from rollweave.errors import ConfigError
 
 ALIKE = 0.3
-"""Of reasoning about one problem: long ones are long for everybody. Assumed; independent members, 0, would make RollArt's
-redundant members gain more than its redundant groups, where the paper has it the other way."""
+"""Of reasoning about one problem: a long one is long for everybody. Assumed; with independent members (0) RollArt's
+redundant members would gain more than its redundant groups, where the paper has it the other way."""
 
 PRESETS: dict[str, TaskModel] = {
     task.name: task

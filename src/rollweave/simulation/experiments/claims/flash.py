@@ -45,8 +45,8 @@ REPLICATION = Study(
     where="prompt replication",
     title="n answers of a prompt as n requests that may go to different engines",
     known="prompts x answers",
-    chosen=UNKNOWN + ", 8 engines with 16 requests each under way. Notes disagree on 16 x 32 or 16 x 64: both are shown, "
-    "and compared with 64 x 16 is the one with as many answers",
+    chosen=UNKNOWN + ", 8 engines with 16 requests each under way. Notes disagree on 16 x 32 or 16 x 64: both are "
+    "shown, and compared with 64 x 16 is the one with as many answers",
     claims=(
         Claim("64 x 16", "shape", 1.84, "S", holds="at least 1"),
         Claim("32 x 16", "shape", 1.30, "S", holds="at least 1"),
@@ -87,7 +87,8 @@ BEST_ALPHA = Study(
     where="best asynchronous ratio",
     title="The smallest alpha within 5 % of the fastest, by sequence length and by rollout size",
     known="lengths 4k and 32k, rollout sizes 32 and 256",
-    chosen=UNKNOWN + "; a rollout size counts prompts, as ROLL's `rollout_batch_size` does, of 8 answers each; 'best' is the smallest alpha after which a step gains less than 5 %",
+    chosen=UNKNOWN + "; a rollout size counts prompts, as ROLL's `rollout_batch_size` does, of 8 answers each; 'best' "
+    "is the smallest alpha after which a step gains less than 5 %",
     claims=(
         Claim("best alpha at 4k", "shape", 1.0, "S", "alpha", holds="at most the one at 32k"),
         Claim("best alpha at 32k", "shape", 2.0, "S", "alpha", holds="between 1 and 4"),
