@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from puppets import request
 from rollweave.clock import Clock, run_virtual, run_wall
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Completion, EngineStats, Pull, Request
@@ -68,3 +70,60 @@ def test_on_the_virtual_clock_it_happens_between_two_steps() -> None:
     core = Core(patience=0.0)
     assert run_virtual(lambda clock: prepared(core, clock)) == Fingerprint(1, "sum")
     assert not core.stepped_meanwhile
+
+
+class Slow(Core):
+    """A step lasts until it is told to end; writes down what it was told, and when."""
+
+    def __init__(self) -> None:
+        super().__init__(patience=0.0)
+        self.has_work = True
+        self.told: list[str] = []
+        self.begun, self.end = threading.Event(), threading.Event()
+
+    def step(self) -> list[Completion]:
+        self.begun.set()
+        self.end.wait(60.0)
+        self.told.append("step")
+        self.has_work = False
+        return [Completion("a", [], "stop")]
+
+    def add(self, request: Request) -> None:
+        self.told.append(f"add {request.id}")
+
+    def abort(self, request_id: str) -> Completion | None:
+        self.told.append(f"abort {request_id}")
+        return Completion(request_id, [], "aborted") if request_id != "a" else None
+
+    def release(self, trajectory: str) -> None:
+        self.told.append(f"release {trajectory}")
+
+
+def test_what_is_said_during_a_step_in_a_thread_waits_for_its_end() -> None:
+    core = Slow()
+
+    async def main(clock: Clock) -> list[str]:
+        with ThreadPoolExecutor(1) as thread:
+            loop = EngineLoop(core, MemoryStore(), clock, thread=thread)
+            first = asyncio.ensure_future(loop.generate(request("a")))
+            await clock.sleep(0)
+            async with asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(loop.run())
+                await asyncio.to_thread(core.begun.wait, 60.0)
+                second = asyncio.ensure_future(loop.generate(request("b")))
+                await clock.sleep(0)
+                for id in ("a", "b"):
+                    loop.abort(id)
+                loop.release("a")
+                assert core.told == ["add a"]
+                standing = asyncio.ensure_future(loop.suspend())
+                await clock.sleep(0)
+                assert not standing.done()
+                core.end.set()
+                await standing
+                finished = [(await first).finish, (await second).finish]
+                running.cancel()
+        return finished
+
+    assert run_wall(main) == ["stop", "aborted"], "who had ended could not be aborted"
+    assert core.told == ["add a", "step", "add b", "abort a", "abort b", "release a"]

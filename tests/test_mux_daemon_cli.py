@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollweave.cli.main import main
-from rollweave.cluster.machine import Process, alive, only_one
+from rollweave.cluster.machine import Process, alive, only_one, pause
 from rollweave.mux.daemon.client import Client, ClusterError
 from rollweave.mux.daemon.ending import forget_ending, how_it_ended
 from rollweave.mux.daemon.files import StateFolder
@@ -170,6 +170,22 @@ def test_screens_show_what_is_known() -> None:
     assert "not measured yet" in explain_screen(fresh)
     nodes = [{"node": "rollout-0", "holder": "a-1", "seconds": 1.25, "waiting": ["b-2"]}]
     assert "a-1 since 1.2 s" in cluster_screen({"nodes": nodes, "jobs": {"running": 1}, "state_folder": "s"})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_job_that_cannot_be_profiled_says_why_and_is_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.replace("layers: 1", "layers: 1, heads: 6, kv_heads: 4"))
+    state = ["--state", str(tmp_path / "state")]
+    done("cluster", "start", *state)
+    client = Client(StateFolder(tmp_path / "state"))
+    try:
+        done("submit", str(tmp_path / "job.yaml"), "training.loss.denominator=behaviour", *state)
+        while (job := client.get("/jobs")[0])["state"] == "profiling":
+            pause(0.1)
+    finally:
+        done("cluster", "stop", *state)
+    assert (job["state"], job["error"]) == ("failed", "model.heads (6) must be a multiple of model.kv_heads (4)")
 
 
 def test_a_real_daemon_answers_only_to_its_token_and_comes_back(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rollweave.mux.daemon import desk as desk_module
 from rollweave.mux.daemon.desk import Desk
 from rollweave.mux.daemon.files import StateFolder
 from rollweave.mux.daemon.server import make_app
+from rollweave.mux.daemon.store import StoreError
 
 JOB = {"name": "a", "source": "a.yaml", "job_yaml": "name: a", "slo": 1.5, "steps": 3}
 
@@ -29,7 +30,7 @@ class Site:
         """In this thread, to which the store belongs."""
 
         async def ask() -> httpx2.Response:
-            transport = httpx2.ASGITransport(app=self.app)
+            transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=False)
             async with httpx2.AsyncClient(transport=transport, base_url="http://daemon") as client:
                 known = {"Authorization": "Bearer secret"} if headers is None else headers
                 return await client.request(method, path, json=body, headers=known)
@@ -129,3 +130,48 @@ def test_the_cluster_shows_who_holds_what(site: Site) -> None:
     rollout, train = site.get("/cluster").json()["nodes"]
     assert (rollout["holder"], rollout["waiting"], train["holder"]) == (a, [b], None)
     assert site.get(f"/jobs/{b}").json()["doing"] == f"waits for rollout-0 behind {a}"
+
+
+def test_an_error_of_the_daemon_is_as_if_nothing_had_been_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails between two changes of one transition: whoever asked may ask again, in the same words."""
+    controller = site.theatre.controller
+    job = site.theatre.running("a")
+    site.theatre.ask(job, "rollout", ticket="1")
+    held = controller.turns.permits[job].epoch
+    attempt = controller.get(job).attempt
+    with monkeypatch.context() as broken:
+        broken.setattr(type(controller.turns), "ask", lambda *anything: 1 / 0)
+        answer = site.post(f"/jobs/{job}/turn", turn(attempt, "2", "train", held))  # the server's log has the error
+        assert answer.status_code == 500 and "ZeroDivisionError" in answer.json()["detail"]
+    assert site.theatre.on_disk() == site.theatre.in_memory()
+    assert controller.turns.permits[job].epoch == held
+    answer = site.post(f"/jobs/{job}/turn", turn(attempt, "2", "train", held))
+    assert answer.json()["permit"]["pool"] == "train"
+
+
+def test_a_rollout_makes_room_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "POLL_SECONDS", 0.0)
+    site = Site(tmp_path)
+    site.theatre.rollout_nodes = 2
+    site.desk.controller = site.theatre.open()
+    job = site.theatre.submit("a", n_roll=2)
+    site.theatre.profile(job)
+    site.theatre.launch(job)
+    site.theatre.ask(job, "start")
+    permit = site.theatre.ask(job, "rollout")
+    assert permit is not None
+    about = {"attempt": 2, "epoch": permit.epoch, "keep": 1}
+    assert site.post(f"/jobs/{job}/awaited", about).json() == {"awaited": False}
+    assert site.post(f"/jobs/{job}/widened", about).json()["permit"]["cores"] == [0, 1]
+    assert site.post(f"/jobs/{job}/narrow", about).json()["permit"]["nodes"] == ["rollout-0"]
+    assert site.post(f"/jobs/{job}/narrow", {**about, "epoch": 1}).status_code == 409
+
+
+def test_what_cannot_be_written_down_ends_the_daemon(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*anything: object) -> None:
+        raise StoreError("state.db: cannot be written (disk is full)")
+
+    monkeypatch.setattr(type(site.theatre.store), "save", full)
+    answer = site.post("/jobs", JOB)
+    assert (answer.status_code, answer.json()["detail"]) == (503, "state.db: cannot be written (disk is full)")
+    assert site.desk.leaving.is_set() and not site.desk.stopping.is_set()

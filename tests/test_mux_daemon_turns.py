@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollweave.clock import Clock, run_virtual
-from rollweave.mux.daemon.turns import Discipline, Pool, Seat, StalePermit, Turns
+from rollweave.mux.daemon.turns import Discipline, Permit, Pool, Seat, StalePermit, Turns
 
 POOLS: tuple[Pool, ...] = get_args(Pool)
 
@@ -27,6 +27,8 @@ class Player:
     iterations: int
     dies_at: float | None = None
     begins_at: float = 0.0
+    tail: float | None = None
+    """The share of a rollout after which it does with one node, if somebody waits for the others."""
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Stage:
     """(node, job, from, to)"""
     ends: dict[str, list[float]] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    tails: int = 0
 
     def look_again(self) -> None:
         self.turns.grant(self.clock.now())
@@ -70,12 +73,32 @@ class Stage:
         self.look_again()
         while not self.turns.holds(player.name, ticket):
             await self.changed.wait()
-        began = self.clock.now()
+        permit = self.turns.permits[player.name]
+        since = dict.fromkeys(permit.nodes, self.clock.now())
         try:
-            await self.clock.sleep(player.seconds[pool])
+            async with asyncio.timeout(player.seconds[pool]):
+                await self._use(player, pool, permit, since)
+        except TimeoutError:
+            pass
         finally:
-            self.had += [(node, player.name, began, self.clock.now()) for node in player.seat.nodes[pool]]
-        return self.turns.permits[player.name].epoch
+            self.had += [(node, player.name, began, self.clock.now()) for node, began in since.items()]
+        return permit.epoch
+
+    async def _use(self, player: Player, pool: Pool, permit: Permit, since: dict[str, float]) -> None:
+        """Get what is owed, hand back what is not needed."""
+        while permit.owed:
+            await self.changed.wait()
+            since.update({node: self.clock.now() for node in permit.nodes if node not in since})
+        if pool == "rollout" and player.tail is not None:
+            await self.clock.sleep(player.tail * player.seconds[pool])
+            while not self.turns.awaited(player.name, permit.epoch, 1):
+                await self.changed.wait()
+            self.turns.narrow(player.name, permit.epoch, 1)
+            for node in permit.handed_back:
+                self.had.append((node, player.name, since.pop(node), self.clock.now()))
+            self.tails += 1
+            self.look_again()
+        await asyncio.Event().wait()
 
 
 def perform(players: list[Player]) -> Stage:
@@ -110,6 +133,7 @@ def casts(draw: st.DrawFn, gangs: bool = True, deaths: bool = True) -> list[Play
                 draw(st.integers(1, 4)),
                 draw(st.none() | st.floats(0.5, 40.0)) if deaths else None,
                 draw(st.sampled_from([0.0, 0.0, 3.5, 11.0])) if deaths else 0.0,
+                draw(st.none() | st.floats(0.1, 0.9)) if size > 1 else None,
             )
         )
     return players
@@ -226,6 +250,51 @@ def test_a_start_that_takes_long_shares_its_node() -> None:
     assert turns.holder("rollout-0") == "a"
 
 
+BOTH = ("rollout-0", "rollout-1")
+
+
+def wide(rank: int) -> Seat:
+    return Seat({"rollout": BOTH, "train": ("train-0",)}, rank)
+
+
+def test_the_next_begins_on_what_a_tail_has_left_and_gets_the_rest_later() -> None:
+    turns = Turns()
+    turns.join("a", wide(0))
+    turns.join("b", wide(1))
+    turns.ask("a", "1", "rollout", BOTH)
+    a = turns.grant(now=0.0)[0]
+    assert not turns.awaited("a", a.epoch, 1), "there is nobody to make room for"
+    turns.ask("b", "1", "rollout", BOTH)
+    assert turns.awaited("a", a.epoch, 1) and turns.grant(now=8.0) == []
+    turns.narrow("a", a.epoch, 1)
+    turns.narrow("a", a.epoch, 1)  # told twice
+    (b,) = turns.grant(now=8.0)
+    assert (a.nodes, b.job, b.nodes, b.owed) == (("rollout-0",), "b", ("rollout-1",), ("rollout-0",))
+    turns.join("c", Seat({"rollout": ("rollout-0",), "train": ("train-0",)}, 2))
+    turns.ask("c", "1", "rollout", ("rollout-0",))
+    assert turns.grant(now=9.0) == []
+    turns.give_back("a", a.epoch)
+    assert turns.grant(now=10.0) == [b], "what is owed to one is not given to another"
+    assert (b.nodes, b.owed) == (("rollout-1", "rollout-0"), ())
+    assert b.worked(now=14.0) == 2 / 2 + 4
+    turns.give_back("b", b.epoch)
+    assert [permit.job for permit in turns.grant(now=14.0)] == ["c"]
+
+
+def test_a_tail_lets_nobody_in_before_their_turn() -> None:
+    turns = Turns()
+    turns.join("a", wide(0))
+    turns.join("b", wide(1))
+    turns.join("c", Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 2))
+    turns.ask("a", "1", "rollout", BOTH)
+    a = turns.grant()[0]
+    turns.ask("c", "1", "rollout", ("rollout-1",))
+    turns.narrow("a", a.epoch, 1)
+    assert turns.grant() == [], "it is b's turn, whether it is ready or not"
+    with pytest.raises(StalePermit):
+        turns.narrow("a", a.epoch + 1, 1)
+
+
 def test_an_old_epoch_is_refused() -> None:
     turns = Turns()
     turns.join("a", seat(0))
@@ -258,3 +327,21 @@ def test_who_is_moved_takes_its_next_turn_on_the_new_nodes() -> None:
     turns.ask("a", "1", "rollout", ("rollout-0",))
     turns.reseat({"a": Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 0)})
     assert turns.grant()[0].nodes == ("rollout-1",)
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 4), st.floats(0.1, 0.9), st.sampled_from(["rr", "fifo"]))
+def test_tails_shorten_the_cycle_of_those_who_want_all_nodes(jobs: int, tail: float, discipline: Discipline) -> None:
+    """Rollouts are the bottleneck: whoever makes room lets the next one begin sooner."""
+
+    def last(tail: float | None) -> tuple[float, int]:
+        seats = [Seat(wide(rank).nodes, rank, discipline) for rank in range(jobs)]
+        cast = [
+            Player(f"job-{seat.rank}", seat, {"rollout": 10.0, "train": 1.0}, iterations=5, tail=tail) for seat in seats
+        ]
+        stage = perform(cast)
+        return max(ends[-1] for ends in stage.ends.values()), stage.tails
+
+    (with_tails, made), (without, none) = last(tail), last(None)
+    assert made > 0 and none == 0
+    assert with_tails < without

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rollweave.engines.protocol import Sampling
@@ -212,3 +214,22 @@ def test_neighbouring_slots_attend_together_while_padding_is_cheaper_than_calls(
     assert groups((0, 300), (1, 500), (2, 510)) == [(0, 0, 300), (1, 2, 510)]  # 200 tokens of padding: not worth it
     assert groups((0, 40), (2, 40)) == [(0, 2, 40)]  # a hole of 40 tokens is cheaper than a call
     assert groups((0, 400), (2, 400)) == [(0, 0, 400), (2, 2, 400)]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4, 9])
+def test_a_moved_request_goes_on_where_it_was(steps: int) -> None:
+    """Another engine gives the answer that the first one would have given, and samples only the rest of it."""
+    asked = request("a", random_prompt(3, 40), seed=11, max_tokens=12, temperature=1.0, top_p=0.9)
+    whole = run(engine_of(MODEL), [asked])["a"]
+    one, other = engine_of(MODEL), engine_of(MODEL)
+    one.add(asked)
+    for _ in range(steps):
+        one.step()
+    taken = one.abort(asked.id)
+    assert taken is not None and taken.finish == "aborted"
+    rest = run(other, [replace(asked, begun=tuple(taken.spans))])["a"]
+    assert (rest.finish, rest.text, len(rest.spans)) == (whole.finish, whole.text, 1)
+    assert rest.spans[0].tokens == whole.spans[0].tokens
+    assert rest.spans[0].logprobs == pytest.approx(whole.spans[0].logprobs, abs=1e-4)
+    assert one.stats().sampled_tokens + other.stats().sampled_tokens == len(whole.spans[0].tokens)
+    assert sum(len(span.tokens) for span in taken.spans) == steps, "what was handed over is left alone"

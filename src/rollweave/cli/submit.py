@@ -16,7 +16,9 @@ def submit(
     slo: Annotated[
         float, typer.Option(help="Tolerated slow-down: 1.5 means an iteration may take half as long again.")
     ] = 1.5,
-    rollout_nodes: Annotated[int, typer.Option(min=1, help="Rollout nodes it runs on at once.")] = 1,
+    rollout_nodes: Annotated[
+        int | None, typer.Option(min=1, help="Rollout nodes it runs on at once; default: one per engine.")
+    ] = None,
     train_nodes: Annotated[int, typer.Option(min=1, help="Train nodes it runs on at once.")] = 1,
     resume: Annotated[str, typer.Option(metavar="ID", help="Go on with a failed or cancelled job instead.")] = "",
     state: State = None,

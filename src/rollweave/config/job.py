@@ -232,7 +232,9 @@ class InlineRuntime(Section):
 
     type: Literal["inline"]
     threads: Annotated[int, Field(ge=0)] = 0
-    """Torch threads; 0: all cores."""
+    """Torch threads; 0: all cores, divided among the engines."""
+    engines: PositiveInt = 1
+    """More than one: each steps in a thread of its own. In a cluster (`rollweave submit`) one per rollout node."""
 
 
 class RayRuntime(Section):

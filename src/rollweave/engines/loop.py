@@ -3,13 +3,15 @@
     forever: take ADDs and ABORTs, compute one step, call back whoever's request ended
 
 Commands take effect between two steps only, so none of them stalls the batch. On the virtual clock a step
-takes the time `step_seconds` says, which fixes the order of events for a real engine too.
+takes the time `step_seconds` says, which fixes the order of events for a real engine too. Several engines in one
+process step in a `thread` each; what they are told during a step waits for its end.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 
@@ -41,15 +43,20 @@ class EngineLoop:
         clock: Clock,
         step_seconds: StepSeconds | None = None,
         background: Background | None = None,
+        thread: Executor | None = None,
     ) -> None:
         self._core = core
         self._store = store
         self._clock = clock
         self._step_seconds = step_seconds
         self._background = background or self._at_once
+        self._thread = thread
         self._callbacks: dict[str, OnEnd] = {}
         self._suspensions = 0
         self._stepping = False
+        """In the thread."""
+        self._commands: list[Callable[[], None]] = []
+        """Given meanwhile."""
         self._preparing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._between_steps = asyncio.Event()
@@ -67,16 +74,33 @@ class EngineLoop:
     async def _step(self) -> None:
         self._between_steps.clear()
         seconds = self._step_seconds(self._core.stats()) if self._step_seconds else 0.0
-        ended = self._core.step()
+        ended = self._core.step() if self._thread is None else await self._step_in(self._thread)
         await self._clock.sleep(seconds)
         for _ in range(ROUNDS_BETWEEN_STEPS):
             await self._clock.sleep(0)
         for completion in ended:
             self._answer(completion)
 
+    async def _step_in(self, thread: Executor) -> list[Completion]:
+        self._stepping = True
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, self._core.step)
+        finally:
+            self._stepping = False
+            commands, self._commands = self._commands, []
+            for command in commands:
+                command()
+
+    def _between(self, command: Callable[[], None]) -> None:
+        """At once, or after the step that is being computed."""
+        if self._stepping:
+            self._commands.append(command)
+        else:
+            command()
+
     def add(self, request: Request, on_end: OnEnd) -> None:
         """Queue a request; `on_end` is called the moment it ends."""
-        self._core.add(request)
+        self._between(lambda: self._core.add(request))
         self._callbacks[request.id] = on_end
         self._wake.set()
 
@@ -86,12 +110,15 @@ class EngineLoop:
         return await answer
 
     def abort(self, request_id: str) -> None:
+        self._between(lambda: self._abort(request_id))
+
+    def _abort(self, request_id: str) -> None:
         completion = self._core.abort(request_id)
         if completion is not None:
             self._answer(completion)
 
     def release(self, trajectory: str) -> None:
-        self._core.release(trajectory)
+        self._between(lambda: self._core.release(trajectory))
 
     async def suspend(self) -> None:
         self._suspensions += 1

@@ -51,6 +51,8 @@ class Request:
     sampling: Sampling
     tag: str = "default"
     """The task's domain; routing looks at it."""
+    begun: tuple[Span, ...] = ()
+    """What another engine has sampled of the answer already: the request was moved, and goes on from there."""
 
 
 @dataclass(slots=True)

@@ -58,8 +58,9 @@ def limit(job: Job, now: float, policy: Policy) -> float:
         return time_left(job, now) / (job.remaining(now) + policy.guard_iters + joining)
     if math.isinf(job.moved_at) or math.isinf(job.n_iters):
         return promised
-    # A move stops it while its clock goes on: what is left of the promise may be less.
-    return min(promised, (job.deadline - max(now, job.resumes_at)) / job.remaining(now))
+    # A move stops it while its clock goes on: what is left of the promise may be less. One iteration is left at least:
+    # by the estimate a job may be done when in fact it is late.
+    return min(promised, time_left(job, now) / max(1.0, job.remaining(now)))
 
 
 def has_way_out(job: Job, worst: float, now: float) -> bool:
@@ -97,7 +98,7 @@ def _late_fifo(group: Group, job: Job, mean: float, now: float, policy: Policy) 
     if min(worst * rest, fifo_bound(group, job.id).within(rest)) <= left * SLACK:
         return None
     # Banked time is spent against a proof only: a simulated pace has to keep the promise by itself.
-    tolerated = min(job.slo * job.solo_s, (left - worst - job.profile.move_s) / rest)
+    tolerated = min(job.slo * job.solo_s, (left - worst - job.profile.move_s) / max(1.0, rest))
     if policy.fifo == "simulated" and mean <= tolerated * SLACK:
         return None
     return Late(job.id, mean, tolerated)

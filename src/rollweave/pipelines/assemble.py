@@ -20,10 +20,13 @@ from rollweave.pipelines.one_off import one_off
 from rollweave.pipelines.parts import Milestones, Parts
 from rollweave.pipelines.rollart import rollart
 from rollweave.pipelines.sync import sync
+from rollweave.pipelines.tail import Tail
 from rollweave.pipelines.turns import Alone, Turns
 from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.evaluation import Evaluator
+from rollweave.rollout.moving import MovingProxy
+from rollweave.rollout.proxy import LLMProxy
 from rollweave.rollout.scheduler import Policy, RolloutPlan, RolloutScheduler
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.tasks import Cursor, TaskSource
@@ -71,6 +74,8 @@ class Machinery:
     waits: Callable[[], Awaitable[list[Waiting]]] = nobody_else
     """Who waits in other processes: hosts have clocks of their own."""
     turns: Turns = field(default_factory=Alone)
+    proxy: LLMProxy | None = None
+    """If it is in this process."""
 
 
 @dataclass(slots=True)
@@ -134,6 +139,7 @@ def assemble(
         checkpoints=checkpoints,
         turns=machinery.turns,
         engines=machinery.engines,
+        tail=_tail(machinery, scheduler, recorder),
         concurrency=AdaptiveConcurrency(
             machinery.engines,
             machinery.dispatcher,
@@ -143,6 +149,13 @@ def assemble(
             ceiling=job.rollout.slots,
         ),
     )
+
+
+def _tail(machinery: Machinery, scheduler: RolloutScheduler, recorder: Emitter) -> Tail | None:
+    """Where others may wait for nodes, and there is more than one."""
+    if not machinery.turns.shared or len(machinery.engines) == 1 or not isinstance(machinery.proxy, MovingProxy):
+        return None
+    return Tail(machinery.proxy, len(machinery.engines), machinery.turns, scheduler, recorder)
 
 
 def _policy(job: Job) -> Policy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from rollweave.engines.protocol import Engine
 from rollweave.errors import RollweaveError
 from rollweave.observability.phases import Phase
 from rollweave.pipelines.journal import Journal
+from rollweave.pipelines.tail import Tail
 from rollweave.pipelines.turns import Alone, Pool, Turns
 from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.evaluation import Evaluation, Evaluator
@@ -46,6 +48,8 @@ class Parts:
     turns: Turns = field(default_factory=Alone)
     """Whether the pools are shared with other jobs."""
     engines: Sequence[Engine] = ()
+    tail: Tail | None = None
+    """Of jobs with several rollout nodes that others may wait for."""
     driver_state: Callable[[], str] = lambda: "{}"
     """What a checkpoint keeps of the driver, as JSON."""
     version: int = 0
@@ -73,11 +77,23 @@ class Parts:
                 await engine.suspend()
             self._standing = True
         with self.phase("turn", self.version):
-            await self.turns.take(pool, self.version, tokens)
+            nodes = await self.turns.take(pool, self.version, tokens)
         if pool == "rollout":
+            if self.tail is not None:
+                await self.tail.begin(nodes)
             for engine in self.engines:
                 await engine.resume()
             self._standing = False
+
+    async def get_batch(self, step: int) -> Batch:
+        """The next batch. What is left of it when most is there makes room for others who wait."""
+        if self.tail is None:
+            return await self.scheduler.get_batch(step)
+        async with asyncio.TaskGroup() as tasks:
+            making_room = tasks.create_task(self.tail.run(), name="tail")
+            batch = await self.scheduler.get_batch(step)
+            making_room.cancel()
+        return batch
 
     def stop(self) -> bool:
         """Ask for the end. Returns whether the loop may be cancelled where it stands.

@@ -22,7 +22,7 @@ async def sync(parts: Parts, first: int, last: int) -> None:
             await parts.weights.commit(step)
         parts.scheduler.advance(step)  # at alpha = 0: admits exactly the groups of this step
         with parts.phase("get_batch", step):
-            batch = await parts.scheduler.get_batch(step)
+            batch = await parts.get_batch(step)
         parts.start_evaluation(step)  # the engines are idle while the trainer works
         await parts.turn("train", batch.sampled_tokens)
         with parts.phase("train", step):

@@ -7,6 +7,7 @@ and while it waits, all it needs stays resident in its process: the next phase s
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Literal, Protocol
 
@@ -19,9 +20,21 @@ class Turns(Protocol):
     shared: bool
     """Whether others wait for the pools: then nothing may go on in the background of another pool's phase."""
 
-    async def take(self, pool: Pool, step: int, tokens: int = 0) -> None:
+    async def take(self, pool: Pool, step: int, tokens: int = 0) -> int | None:
         """Hand back the last turn and wait for one on this pool. So far `step` steps are trained; the phase that ends
-        here made `tokens`."""
+        here made `tokens`. Returns with how many nodes the turn begins, if the others come later."""
+        ...
+
+    async def widened(self) -> None:
+        """Wait until this turn has all its nodes."""
+        ...
+
+    async def awaited(self, keep: int) -> None:
+        """Wait until somebody could begin if this turn kept its first `keep` nodes only."""
+        ...
+
+    async def narrow(self, keep: int) -> None:
+        """Hand back all nodes of this turn but the first `keep`."""
         ...
 
 
@@ -34,7 +47,16 @@ class Alone:
 
     shared = False
 
-    async def take(self, pool: Pool, step: int, tokens: int = 0) -> None:
+    async def take(self, pool: Pool, step: int, tokens: int = 0) -> int | None:
+        return None
+
+    async def widened(self) -> None:
+        pass
+
+    async def awaited(self, keep: int) -> None:
+        await asyncio.Event().wait()  # there is nobody
+
+    async def narrow(self, keep: int) -> None:
         pass
 
 

@@ -91,6 +91,9 @@ class RolloutScheduler:
         self._recorder = recorder
         self._running: dict[int, RunningGroup] = {}
         self._changed = asyncio.Event()
+        """A group has ended."""
+        self._news = asyncio.Event()
+        """An episode has ended."""
         self._failures_so_far = 0
         self._any_success = False
         self._broken: Exception | None = None
@@ -122,6 +125,17 @@ class RolloutScheduler:
         self._give_up(selection)
         self._admit()
         return batch
+
+    async def ended(self, share: float) -> None:
+        """Waits until this share of the episodes of the next batch has ended."""
+        wanted = share * self.bound.groups_per_step * self.plan.group_size
+        while self._episodes_ended() < wanted:
+            self._news.clear()
+            await self._news.wait()
+
+    def _episodes_ended(self) -> int:
+        whole = sum(len(group.members) for group in self.buffer.groups.values())
+        return whole + sum(len(group.finished) for group in self._running.values())
 
     def trained(self, batch: Batch) -> None:
         """The train step is done: book its groups and their attempts."""
@@ -250,6 +264,7 @@ class RolloutScheduler:
 
     def _member_ended(self, group: RunningGroup) -> None:
         """The group may be complete: with enough members, the others are surplus."""
+        self._news.set()
         if len(group.finished) < self.plan.group_size and not group.ended:
             return
         del self._running[group.id]

@@ -69,10 +69,10 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
     if not held_out:
         raise ConfigError("environment: no tasks are held out; set environment.held_out above 0")
     sampling = greedy(job, ChatFormat.of(policy).stop_tokens)
-    async with start_players(blueprint, clock, MemoryStore()) as (_, dispatcher):
+    async with start_players(blueprint, clock, MemoryStore()) as players:
         recorder, rollout = Recorder(clock.now), job.rollout
         evaluator = Evaluator(
-            held_out, sampling, dispatcher, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
+            held_out, sampling, players.dispatcher, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
         )
         evaluator.start(0)
         evaluation = await evaluator.result()

@@ -7,7 +7,8 @@ per token; whoever interrupts (a suspension, an abort, the engine's death) first
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from random import Random
 
 from rollweave.engines.protocol import Completion, Finish, Request
@@ -29,21 +30,23 @@ class Answer:
         self._token_seconds = token_seconds
         self._length = length
 
-    def begin(self, now: float) -> None:
-        """Draw everything there is to know; also to begin anew, with the same tokens."""
+    def begin(self, now: float, begun: Sequence[Span] = ()) -> None:
+        """Draw everything there is to know; also to begin anew, with the same tokens. What another engine has `begun`
+        is there at once: it is what would be drawn here."""
         self.began = now
         rng = generator(self.request.seed, "answer")
         wanted = max(1, self._length(rng))
         limit = self.request.sampling.max_tokens
         self._finish: Finish = "stop" if wanted <= limit else "length"
-        self.spans = []
+        self.spans = deepcopy(list(begun))
+        self.drawn = sum(len(span.tokens) for span in begun)
         self._tokens: list[int] = []
         self._due: list[float] = []
-        for _ in range(min(wanted, limit)):
-            now += self._token_seconds(rng)
+        for place in range(min(wanted, limit)):
+            seconds = self._token_seconds(rng)
+            now += seconds if place >= self.drawn else 0.0
             self._due.append(now)
             self._tokens.append(rng.randrange(VOCABULARY))
-        self.drawn = 0
 
     @property
     def ends_at(self) -> float:

@@ -150,7 +150,7 @@ class SimulatedEngine:
         self._open[answer.request.id] = answer
         self._stats.running = len(self._open)
         self._caches.setdefault(answer.request.trajectory, self._stats.version)
-        answer.begin(self._clock.now())
+        answer.begin(self._clock.now(), answer.request.begun)
         self._set_timer(answer)
 
     def _end(self, answer: Answer) -> None:

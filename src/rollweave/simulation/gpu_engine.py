@@ -71,6 +71,7 @@ class GpuEngine:
 
     def generate(self, request: Request) -> Awaitable[Completion]:
         turn = Turn(request, self._answer_tokens(request), self._clock.loop)
+        self._batch.stats.sampled_tokens -= turn.drawn  # begun elsewhere, and counted there
         if self._prefill is None:
             self._enter(turn)
         else:

@@ -55,11 +55,11 @@ class Turn:
         self.asked = loop.time()
         self.finish: Finish = "stop" if wanted <= request.sampling.max_tokens else "length"
         self.limit = max(1, min(wanted, request.sampling.max_tokens))
-        self.context = len(request.tokens)
-        """Tokens when it joined the batch: what was asked, and what it drew before it was preempted."""
-        self.drawn = 0
+        self.spans = list(request.begun)
+        self.drawn = sum(len(span.tokens) for span in self.spans)
         """Tokens before it joined (again)."""
-        self.spans: list[Span] = []
+        self.context = len(request.tokens) + self.drawn
+        """Tokens when it joined the batch: what was asked, and what it drew before it was preempted."""
         self.ticket = 0
         """Its place in the batch; 0: it has none."""
         self.joined = 0

@@ -19,6 +19,11 @@ class Answered:
     tokens: tuple[int, ...]
     versions: tuple[int, ...]
     """Of each token."""
+    aborted: bool = False
+
+    def goes_on_as(self, other: Answered) -> bool:
+        """Whether that is the rest of it: the request was moved to another engine."""
+        return self.aborted and other.tokens[: len(self.tokens)] == self.tokens
 
 
 @dataclass(slots=True)
@@ -36,10 +41,13 @@ class Witness:
     """(`prepared` or `committed`, engine, version), in order."""
 
     def answer(self, request: Request, completion: Completion) -> None:
-        if request.id in self.answered:
-            self.answered_twice.append(request.id)
-        self.answered[request.id] = Answered(
+        before = self.answered.get(request.id)
+        answered = Answered(
             tuple(request.tokens),
             tuple(token for span in completion.spans for token in span.tokens),
             tuple(span.version for span in completion.spans if span.version is not None for _ in span.tokens),
+            completion.finish == "aborted",
         )
+        if before is not None and not before.goes_on_as(answered):
+            self.answered_twice.append(request.id)
+        self.answered[request.id] = answered

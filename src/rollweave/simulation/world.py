@@ -19,9 +19,11 @@ from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
 from rollweave.pipelines.journal import Row
 from rollweave.pipelines.parts import Parts
+from rollweave.pipelines.turns import MakeTurns, alone
 from rollweave.rollout.barrier import TurnBarrier
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.manager import Stage
+from rollweave.rollout.moving import MovingProxy
 from rollweave.rollout.proxy import LLMProxy
 from rollweave.runs.resume import DriverState
 from rollweave.seeds import derive
@@ -55,6 +57,8 @@ class World:
     outages: tuple[Outage, ...] = ()
     hosts: int = 1
     engines: int = 1
+    turns: MakeTurns = alone
+    """How the job comes by its pools. Where they are shared, all hosts reach the engines through one proxy."""
 
 
 @dataclass(slots=True)
@@ -78,11 +82,12 @@ async def simulate(job: Job, world: World, clock: Clock, resume: str | None = No
     dispatcher = Dispatcher(job.rollout.scheduling)
     run = _assemble(job, world, clock, dispatcher)
     instances = itertools.count()
+    moving = run.parts.tail.proxy if run.parts.tail is not None else None
 
     def stage() -> Stage:
         return Stage(
             clock=clock,
-            proxy=LLMProxy(run.engines),
+            proxy=moving or LLMProxy(run.engines),
             environment=lambda task: SimulatedEnvironment(
                 world.environment, clock, derive(job.seed, "instance", next(instances))
             ),
@@ -146,7 +151,7 @@ def _assemble(job: Job, world: World, clock: Clock, dispatcher: Dispatcher) -> S
     trainer = SimulatedTrainer(clock, world.train_seconds, job.seed, world.sync.publish, world.save_seconds)
     parts = assemble(
         job,
-        Machinery(engines, trainer, dispatcher),
+        Machinery(engines, trainer, dispatcher, turns=world.turns(clock), proxy=MovingProxy(engines)),
         SeedSource("simulated", job.seed),
         (),
         CHECKPOINTS,

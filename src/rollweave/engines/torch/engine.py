@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -53,8 +54,8 @@ class Sequence:
         return len(self.context.tokens) - self.context.computed
 
     def append(self, token: int, behaviour: float, raw: float, version: int) -> None:
-        if not self.spans or self.spans[-1].version != version:
-            kv_version = self.context.kv_version if self.context.kv_version != version else None
+        kv_version = self.context.kv_version if self.context.kv_version != version else None
+        if not self.spans or (self.spans[-1].version, self.spans[-1].kv_version) != (version, kv_version):
             self.spans.append(Span([], [], [], version, self.request.sampling.transform, kv_version))
         span = self.spans[-1]
         assert span.logprobs is not None and span.raw_logprobs is not None
@@ -131,7 +132,7 @@ class TorchEngine:
         return bool(self._running or self._waiting)
 
     def add(self, request: Request) -> None:
-        """Queue a turn. A trajectory has one turn at a time."""
+        """Queue a turn, or the rest of one that was begun elsewhere. A trajectory has one turn at a time."""
         if not request.tokens:
             raise ValueError(f"request {request.id!r} has no tokens")
         context = self._table.context(request.trajectory)
@@ -140,8 +141,10 @@ class TorchEngine:
                 f"trajectory {request.trajectory!r} already has a request; {request.id!r} must wait for it"
             )
         context.wanted = True
-        context.rewrite(request.tokens)
-        self._waiting.append(Sequence(request, context))
+        begun = deepcopy(list(request.begun))
+        answer = [token for span in begun for token in span.tokens]
+        context.rewrite(request.tokens + answer)
+        self._waiting.append(Sequence(request, context, begun, answer))
 
     def abort(self, request_id: str) -> Completion | None:
         sequence = self._running.pop(request_id, None)

@@ -105,9 +105,8 @@ class Admission:
         return tuple(f"{pool}-{number}" for number in sorted(chosen))
 
     def cores(self, nodes: tuple[Node, ...], available: tuple[int, ...]) -> tuple[int, ...]:
-        """The cores that stand for nodes; with fewer cores than nodes, neighbours share."""
-        numbers = [self._number(node) for node in nodes]
-        return tuple(sorted({available[number % len(available)] for number in numbers}))
+        """The core that stands for each node; with fewer cores than nodes, neighbours share."""
+        return tuple(available[self._number(node) % len(available)] for node in nodes)
 
     def period(self, job: str) -> float | None:
         """Seconds an iteration is planned to take in its present company."""
@@ -132,7 +131,11 @@ class Admission:
         state = self.state.to_dict()
         return {**state, "groups": _named(state["groups"]), "limits": [self.rollout_nodes, self.train_nodes]}
 
-    def restore(self, data: dict[str, Any]) -> None:
+    def restore(self, data: dict[str, Any] | None) -> None:
+        """To what `dump` wrote down; None: to nothing."""
+        if data is None:
+            self.__post_init__()
+            return
         rollout, train = data["limits"]
         if (rollout, train) != (self.rollout_nodes, self.train_nodes) and data["home"]:
             raise NeverFits(

@@ -63,11 +63,15 @@ class Controller:
         self._now = now
         self._events: list[tuple[float, str, str, str]] = []
         self.admission = admission
-        self.jobs = store.jobs()
-        self.turns = _TURNS.validate_python(store.fact("turns") or {})
-        self._numbered = store.fact("numbered") or len(self.jobs)
-        if (state := store.fact("scheduler")) is not None:
-            admission.restore(state)
+        self.load()
+
+    def load(self) -> None:
+        """What is on the disk: at the start, and after a transition that failed halfway."""
+        self.jobs = self._store.jobs()
+        self.turns = _TURNS.validate_python(self._store.fact("turns") or {})
+        self._numbered = self._store.fact("numbered") or len(self.jobs)
+        self.admission.restore(self._store.fact("scheduler"))
+        self._events.clear()
 
     # -------------------------------------------------------------------------------------------- from people
 
@@ -118,13 +122,33 @@ class Controller:
         """Hand back, get in line. The permit if the turn has come; None: ask again."""
         record = self._current(ask.job, ask.attempt)
         if not (self.turns.holds(ask.job, ask.ticket) or self.turns.waits(ask.job, ask.ticket)):
-            if ask.epoch is not None:
+            if ask.epoch not in (None, record.handed_back):
                 self._hand_back(record, ask)
             if record.state != "waiting":
                 self._get_in_line(record, ask)
             self.turns.grant(self._now())
             self._commit(record)
         return self.turns.permits[ask.job] if self.turns.holds(ask.job, ask.ticket) else None
+
+    def awaited(self, job: str, attempt: int, epoch: int, keep: int) -> bool:
+        """Whether somebody could begin if this turn kept so many nodes only."""
+        self._current(job, attempt)
+        return self.turns.awaited(job, epoch, keep)
+
+    def narrow(self, job: str, attempt: int, epoch: int, keep: int) -> Permit:
+        """A rollout of which little is left goes on on fewer nodes."""
+        record = self._current(job, attempt)
+        self.turns.narrow(job, epoch, keep)
+        self._say("narrowed", record, f"the rest of its rollout runs on {keep} node(s)")
+        self.turns.grant(self._now())
+        self._commit(record)
+        return self.turns.permits[job]
+
+    def widened(self, job: str, attempt: int, epoch: int) -> Permit | None:
+        """The permit once it has all its nodes."""
+        self._current(job, attempt)
+        permit = self.turns.valid(job, epoch)
+        return None if permit.owed else permit
 
     def profiled(self, job: str, attempt: int, measured: Measured, memory_gb: float) -> None:
         record = self._current(job, attempt)
@@ -144,11 +168,12 @@ class Controller:
     def _hand_back(self, record: JobRecord, ask: Ask) -> None:
         assert ask.epoch is not None
         permit = self.turns.give_back(record.id, ask.epoch)
+        record.handed_back = ask.epoch
         if permit.visit:
             if ask.wanted == "rollout":  # it had a visit to load everything; now its first phase comes
                 record.cold_seconds += self._now() - permit.since
             return
-        progress, seconds = record.progress, self._now() - permit.since
+        progress, seconds = record.progress, permit.worked(self._now())
         progress.tokens += ask.tokens
         record.warm_seconds = max(record.warm_seconds, ask.warm_seconds)
         if permit.pool == "rollout":

@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rollweave.clock import Clock
 from rollweave.mux.daemon.controller import Ask, Controller, Refused
 from rollweave.mux.daemon.files import StateFolder
 from rollweave.mux.daemon.records import JobRecord, Measured
+from rollweave.mux.daemon.turns import Permit
 from rollweave.mux.daemon.views import cluster_view, job_view
+
+T = TypeVar("T")
 
 POLL_SECONDS = 20.0
 """How long a question for a turn is kept open; then the job asks again."""
@@ -42,17 +45,40 @@ class Desk:
 
     async def turn(self, ask: Ask) -> dict[str, Any] | None:
         """The permit once the turn has come, or None after a while: then the job asks again."""
-        until = self._clock.now() + POLL_SECONDS
         permit = self.controller.ask(ask)
         self.changed()
-        while permit is None and (left := until - self._clock.now()) > 0 and not self.stopping.is_set():
+        if permit is None:
+            permit = await self._once(lambda: self.controller.ask(ask))
+        return self._described(permit)
+
+    async def widened(self, job: str, attempt: int, epoch: int) -> dict[str, Any] | None:
+        """The permit once it has all its nodes, or None after a while."""
+        return self._described(await self._once(lambda: self.controller.widened(job, attempt, epoch)))
+
+    async def awaited(self, job: str, attempt: int, epoch: int, keep: int) -> bool:
+        """Whether somebody waits for what this turn could do without; asked for a while."""
+        return bool(await self._once(lambda: self.controller.awaited(job, attempt, epoch, keep) or None))
+
+    def narrow(self, job: str, attempt: int, epoch: int, keep: int) -> dict[str, Any] | None:
+        permit = self.controller.narrow(job, attempt, epoch, keep)
+        self.changed()
+        return self._described(permit)
+
+    async def _once(self, look: Callable[[], T | None]) -> T | None:
+        """What there is to be seen, as soon as there is; None: not in time."""
+        until = self._clock.now() + POLL_SECONDS
+        found = look()
+        while found is None and (left := until - self._clock.now()) > 0 and not self.stopping.is_set():
             changed = self._changed
             try:
                 async with asyncio.timeout(left):
                     await changed.wait()
             except TimeoutError:
                 break
-            permit = self.controller.ask(ask)
+            found = look()
+        return found
+
+    def _described(self, permit: Permit | None) -> dict[str, Any] | None:
         if permit is None:
             return None
         return {**asdict(permit), "cores": self.controller.admission.cores(permit.nodes, self._cores)}

@@ -28,6 +28,13 @@ def how_it_ended(run: Path, log: Path) -> tuple[Ending, str, int]:
     return "failed", str(summary.get("error") or last_words(log)), steps
 
 
+def say_failed(run: Path, error: str) -> None:
+    """For a process that ends with an error of its own before there is a run."""
+    run.mkdir(parents=True, exist_ok=True)
+    summary = {"exit_reason": "failed", "error": error, "steps": 0}
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+
+
 def forget_ending(run: Path) -> None:
     """Before it goes on: what an earlier process said of its end must not be taken for the next one's."""
     (run / "summary.json").unlink(missing_ok=True)

@@ -7,7 +7,7 @@ Only an answer that it has no say any more (another process runs the job now, or
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -36,6 +36,9 @@ class Member:
     shared: bool = True
     epoch: int | None = None
     cores: tuple[int, ...] = ()
+    """Of each node of the turn."""
+    nodes: int | None = None
+    """How many nodes it has so far, if it is to get more."""
     warm_seconds: float = 0.0
     """From the grant to the start of the phase, the last time."""
     clock: Clock = field(default_factory=Clock)
@@ -57,21 +60,40 @@ class Member:
         for number in count():
             try:
                 with httpx2.Client(**self._call()) as client:
-                    if self._granted(client.post(self._path, json=message)):
-                        return
+                    answer = client.post(f"/jobs/{self.job}/turn", json=message)
+                self._check(answer)
+                if self._granted(answer):
+                    return
             except (httpx2.HTTPError, NoDaemon):
                 pause(_backoff(number))
 
-    async def take(self, pool: Pool, step: int, tokens: int = 0) -> None:
+    async def take(self, pool: Pool, step: int, tokens: int = 0) -> int | None:
         message = self._message(pool, step, tokens)
         with self.clock.wait("job", f"a turn on the {pool} pool"):
-            for number in count():
-                try:
-                    async with httpx2.AsyncClient(**self._call()) as client:
-                        if self._granted(await client.post(self._path, json=message)):
-                            return
-                except (httpx2.HTTPError, NoDaemon):  # the daemon is away: it comes back, or somebody ends us
-                    await self.clock.sleep(_backoff(number))
+            await self._until("turn", message, self._granted)
+        return self.nodes
+
+    async def widened(self) -> None:
+        await self._until("widened", self._about_permit(), self._granted)
+
+    async def awaited(self, keep: int) -> None:
+        await self._until("awaited", self._about_permit(keep), lambda answer: bool(answer.json()["awaited"]))
+
+    async def narrow(self, keep: int) -> None:
+        use_cores(self.cores[:keep])  # before somebody else has the others
+        await self._until("narrow", self._about_permit(keep), self._granted)
+
+    async def _until(self, what: str, message: dict[str, Any], done: Callable[[httpx2.Response], bool]) -> None:
+        """Ask until the answer is yes."""
+        for number in count():
+            try:
+                async with httpx2.AsyncClient(**self._call()) as client:
+                    answer = await client.post(f"/jobs/{self.job}/{what}", json=message)
+                self._check(answer)
+                if done(answer):
+                    return
+            except (httpx2.HTTPError, NoDaemon):  # the daemon is away: it comes back, or somebody ends us
+                await self.clock.sleep(_backoff(number))
 
     def tell_profile(self, t_roll: float, t_train: float, memory_gb: float) -> None:
         message = {"attempt": self.attempt, "t_roll": t_roll, "t_train": t_train, "memory_gb": memory_gb}
@@ -85,10 +107,6 @@ class Member:
 
     # --------------------------------------------------------------------------------------------- messages
 
-    @property
-    def _path(self) -> str:
-        return f"/jobs/{self.job}/turn"
-
     def _message(self, wanted: Wanted, step: int, tokens: int) -> dict[str, Any]:
         return {
             "attempt": self.attempt,
@@ -99,6 +117,9 @@ class Member:
             "tokens": tokens,
             "warm_seconds": self.warm_seconds,
         }
+
+    def _about_permit(self, keep: int = 1) -> dict[str, Any]:
+        return {"attempt": self.attempt, "epoch": self.epoch, "keep": keep}
 
     def _call(self) -> dict[str, Any]:
         """Read anew each time: a daemon that came back may listen elsewhere."""
@@ -112,13 +133,14 @@ class Member:
         }
 
     def _granted(self, answer: httpx2.Response) -> bool:
-        self._check(answer)
         permit = answer.json()["permit"]
         if permit is None:
             return False
+        if permit["epoch"] != self.epoch:
+            self.warm_seconds = wall_time() - permit["since"]
         self.epoch, self.cores = permit["epoch"], tuple(permit["cores"])
+        self.nodes = len(permit["nodes"]) if permit["owed"] else None
         use_cores(self.cores)
-        self.warm_seconds = wall_time() - permit["since"]
         return True
 
     def _check(self, answer: httpx2.Response) -> None:

@@ -21,21 +21,25 @@ from rollweave.cluster.inline import start_inline, use_threads
 from rollweave.config.job import InlineRuntime, Job, TinyModel
 from rollweave.config.load import load_job
 from rollweave.environments.registry import EnvironmentFactory, source
+from rollweave.errors import RollweaveError, first_cause
+from rollweave.mux.daemon.ending import say_failed
 from rollweave.mux.daemon.join import ATTEMPT, FOLDER, JOB
 from rollweave.mux.daemon.member import Member
 from rollweave.mux.daemon.records import Measured
+from rollweave.mux.daemon.turns import StalePermit
 from rollweave.observability.events import Recorder
 from rollweave.observability.memory import resident_mb
 from rollweave.pipelines.assemble import Listeners, assemble
 from rollweave.pipelines.sync import sync
-from rollweave.pipelines.turns import Pool, Turns
+from rollweave.pipelines.turns import Alone, Pool, Turns
 
 ITERATIONS = 2
 
 
 @dataclass(slots=True)
-class Stopwatch:
-    """Turns that are timed: from the moment one is granted to the moment the next is asked for."""
+class Stopwatch(Alone):
+    """Turns that are timed: from the moment one is granted to the moment the next is asked for. They make no room for
+    others: a worst case does not count on that."""
 
     turns: Turns
     clock: Clock
@@ -43,10 +47,11 @@ class Stopwatch:
     phases: list[tuple[Pool, float]] = field(default_factory=list)
     _open: tuple[Pool, float] | None = None
 
-    async def take(self, pool: Pool, step: int, tokens: int = 0) -> None:
+    async def take(self, pool: Pool, step: int, tokens: int = 0) -> int | None:
         self.stop()
-        await self.turns.take(pool, step, tokens)
+        nodes = await self.turns.take(pool, step, tokens)
         self._open = (pool, self.clock.now())
+        return nodes
 
     def stop(self) -> None:
         if self._open is not None:
@@ -98,9 +103,15 @@ def worst_case(job: Job) -> Job:
 def main(arguments: list[str]) -> None:
     member = Member.of(os.environ[FOLDER], os.environ[JOB], int(os.environ[ATTEMPT]))
     member.start()
-    job = worst_case(load_job(Path(arguments[0])))
-    with tempfile.TemporaryDirectory(prefix="rollweave-profile-") as folder:
-        measured = run_wall(lambda clock: measure(job, member.on(clock), Path(folder), clock))
+    try:
+        job = worst_case(load_job(Path(arguments[0])))
+        with tempfile.TemporaryDirectory(prefix="rollweave-profile-") as folder:
+            measured = run_wall(lambda clock: measure(job, member.on(clock), Path(folder), clock))
+    except Exception as error:
+        cause = first_cause(error) if isinstance(error, ExceptionGroup) else error
+        if isinstance(cause, RollweaveError) and not isinstance(cause, StalePermit):
+            say_failed(member.folder.run(member.job), str(cause))  # it would fail again
+        raise
     member.tell_profile(measured.t_roll, measured.t_train, resident_mb() / 1e3)
 
 

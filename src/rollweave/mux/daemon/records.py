@@ -70,6 +70,8 @@ class JobRecord:
     warm_seconds: float = 0.0
     """The longest time between the grant of a turn and the start of its phase."""
     progress: Progress = field(default_factory=Progress)
+    handed_back: int | None = None
+    """The last permit that it gave back: told so twice, nobody is wrong."""
     kills: int = 0
     """Violent deaths since it last completed an iteration."""
     error: str = ""

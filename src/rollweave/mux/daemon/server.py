@@ -3,12 +3,15 @@
 GET  /cluster              nodes, who holds them, who waits        POST /cluster/stop
 GET  /jobs  /jobs/ID       records                                 POST /jobs, /jobs/ID/cancel, /jobs/ID/resume
 POST /jobs/ID/turn         hand back a permit, wait for the next   POST /jobs/ID/profile
+POST /jobs/ID/awaited      does anybody wait for nodes of this turn that it could do without?
+POST /jobs/ID/narrow       hand back some of its nodes             POST /jobs/ID/widened   wait until it has all
 """
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
@@ -50,6 +53,14 @@ class TurnMessage(BaseModel):
     warm_seconds: float = 0.0
 
 
+class PermitMessage(BaseModel):
+    """About a turn that goes on. `keep`: with so many of its nodes."""
+
+    attempt: int
+    epoch: int
+    keep: int = Field(1, gt=0)
+
+
 class ProfileMessage(BaseModel):
     attempt: int
     t_roll: float
@@ -64,7 +75,8 @@ def make_app(desk: Desk, token: str) -> FastAPI:
 
     app = FastAPI(title="rollweave cluster", dependencies=[Depends(known)], docs_url=None, redoc_url=None)
     app.add_exception_handler(RollweaveError, _refused)
-    app.add_exception_handler(StoreError, lambda request, error: _broken(desk, error))
+    app.add_exception_handler(StoreError, partial(_broken, desk))
+    app.add_exception_handler(Exception, partial(_failed, desk))
     for method, path, answer in _routes(desk):
         app.add_api_route(path, answer, methods=[method], response_model=None)
     return app
@@ -95,6 +107,15 @@ def _routes(desk: Desk) -> list[tuple[str, str, Callable[..., Awaitable[Any]]]]:
     async def turn(job_id: str, message: TurnMessage) -> dict[str, Any]:
         return {"permit": await desk.turn(Ask(job_id, **message.model_dump()))}
 
+    async def awaited(job_id: str, message: PermitMessage) -> dict[str, Any]:
+        return {"awaited": await desk.awaited(job_id, message.attempt, message.epoch, message.keep)}
+
+    async def narrow(job_id: str, message: PermitMessage) -> dict[str, Any]:
+        return {"permit": desk.narrow(job_id, message.attempt, message.epoch, message.keep)}
+
+    async def widened(job_id: str, message: PermitMessage) -> dict[str, Any]:
+        return {"permit": await desk.widened(job_id, message.attempt, message.epoch)}
+
     async def profile(job_id: str, message: ProfileMessage) -> dict[str, Any]:
         desk.profiled(job_id, message.attempt, Measured(message.t_roll, message.t_train), message.memory_gb)
         return {}
@@ -108,14 +129,23 @@ def _routes(desk: Desk) -> list[tuple[str, str, Callable[..., Awaitable[Any]]]]:
         ("POST", "/jobs/{job_id}/cancel", cancel),
         ("POST", "/jobs/{job_id}/resume", resume),
         ("POST", "/jobs/{job_id}/turn", turn),
+        ("POST", "/jobs/{job_id}/awaited", awaited),
+        ("POST", "/jobs/{job_id}/narrow", narrow),
+        ("POST", "/jobs/{job_id}/widened", widened),
         ("POST", "/jobs/{job_id}/profile", profile),
     ]
 
 
-async def _broken(desk: Desk, error: Exception) -> JSONResponse:
+async def _broken(desk: Desk, request: Request, error: Exception) -> JSONResponse:
     """What cannot be written down must not be acted on: the daemon ends, and the next one begins from the disk."""
     desk.give_up(str(error))
     return JSONResponse({"detail": str(error)}, 503)
+
+
+async def _failed(desk: Desk, request: Request, error: Exception) -> JSONResponse:
+    """An error of ours: nothing of what was begun has happened, and whoever asked may ask again. The log has more."""
+    desk.controller.load()
+    return JSONResponse({"detail": f"{type(error).__name__}: {error}; see the daemon's log"}, 500)
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:

@@ -7,12 +7,15 @@ request waits here until its turn has come, and whoever hands a permit back make
          and the smallest (round, rank) among a node's members is next, whether it is ready or not. That is what the
          planned period max(T_cycle, T_load) rests on.
 `fifo`   whoever asked first is next.
+tails    a rollout of which little is left may keep some of its nodes and hand back the others (`narrow`). For those its
+         turn is over, and the next may begin on them. If that is a gang, it gets the rest when the tail has ended.
 visits   cold starts and profiling are no phases of a cycle: they go ahead of everybody at the next free moment. A start
          that takes longer than anybody's phase keeps nobody waiting: from then on it shares its node.
 
 No deadlock, gangs included. All nodes order their members by the same label, a permit is granted on all nodes at once
-or not at all, and a member only ever waits for members with smaller labels: the one with the smallest waits for nobody.
-A permit has an epoch, one number for each grant ever made; whoever shows an old one is refused.
+or not at all (or on some, if the rest is held by tails, which end by themselves), and a member only ever waits for
+members with smaller labels: the one with the smallest waits for nobody. A permit has an epoch, one number for each
+grant ever made; whoever shows an old one is refused.
 """
 
 from __future__ import annotations
@@ -82,6 +85,22 @@ class Permit:
     since: float = 0.0
     visit: bool = False
     alone_for: float | None = None
+    handed_back: tuple[Node, ...] = ()
+    """Nodes it had at first."""
+    owed: tuple[Node, ...] = ()
+    """Nodes it gets as soon as the tail of the one before has left them."""
+    waited: float = 0.0
+    """Seconds that it waited for such nodes, spread over all its nodes."""
+
+    def worked(self, now: float) -> float:
+        """Seconds that the same work would have taken on all its nodes from the start."""
+        all_nodes = len(self.nodes) + len(self.handed_back) + len(self.owed)
+        return (now - self.since) * (1 - len(self.owed) / all_nodes) - self.waited
+
+    def get_owed(self, free: tuple[Node, ...], now: float) -> None:
+        self.waited += (now - self.since) * len(free) / (len(self.nodes) + len(self.owed))
+        self.nodes += free
+        self.owed = tuple(node for node in self.owed if node not in free)
 
     def blocks(self, now: float) -> bool:
         return self.alone_for is None or now - self.since < self.alone_for
@@ -139,15 +158,24 @@ class Turns:
         self.requests[job] = Request(job, ticket, pool, nodes, self.asked, visit, alone_for)
 
     def give_back(self, job: str, epoch: int) -> Permit:
-        permit = self.permits.get(job)
-        if permit is None or permit.epoch != epoch:
-            now = "holds none" if permit is None else f"now holds number {permit.epoch}"
-            raise StalePermit(f"permit number {epoch} of job {job} is no longer valid (it {now})")
+        permit = self.valid(job, epoch)
         del self.permits[job]
         member = self.members.get(job)
         if member is not None and not permit.visit:
             member.round[permit.pool] += 1
         return permit
+
+    def narrow(self, job: str, epoch: int, keep: int) -> None:
+        """Keep the first so many nodes of a turn, hand back the others."""
+        permit = self.valid(job, epoch)
+        permit.handed_back += permit.nodes[keep:]
+        permit.nodes = permit.nodes[:keep]
+
+    def awaited(self, job: str, epoch: int, keep: int) -> bool:
+        """Whether somebody waits who could begin if this turn were narrowed."""
+        permit = self.valid(job, epoch)
+        spare = set(permit.nodes[keep:])
+        return any(not request.visit and spare & set(request.nodes) for request in self.requests.values())
 
     def holds(self, job: str, ticket: str) -> bool:
         return job in self.permits and self.permits[job].ticket == ticket
@@ -156,13 +184,18 @@ class Turns:
         return job in self.requests and self.requests[job].ticket == ticket
 
     def grant(self, now: float = 0.0) -> list[Permit]:
-        """Give out every turn that has come."""
+        """Give out every turn that has come, and what is owed to those who began on some of their nodes."""
         granted = []
+        for permit in self.permits.values():
+            if free := tuple(node for node in permit.owed if not self._held(node, now)):
+                permit.get_owed(free, now)
+                granted.append(permit)
         for request in self._in_order():
-            if self._may_start(request, now):
+            if nodes := self._may_use(request, now):
                 self.epoch += 1
-                asked = (request.job, request.ticket, request.pool, request.nodes)
-                permit = Permit(*asked, self.epoch, now, request.visit, request.alone_for)
+                owed = tuple(node for node in request.nodes if node not in nodes)
+                asked = (request.job, request.ticket, request.pool, nodes)
+                permit = Permit(*asked, self.epoch, now, request.visit, request.alone_for, owed=owed)
                 del self.requests[request.job]
                 self.permits[request.job] = permit
                 granted.append(permit)
@@ -175,6 +208,14 @@ class Turns:
         """Who waits for a node, in the order in which they will have it."""
         return [request.job for request in self._in_order() if node in request.nodes]
 
+    def valid(self, job: str, epoch: int) -> Permit:
+        """The permit, if it is the one with this number."""
+        permit = self.permits.get(job)
+        if permit is None or permit.epoch != epoch:
+            now = "holds none" if permit is None else f"now holds number {permit.epoch}"
+            raise StalePermit(f"permit number {epoch} of job {job} is no longer valid (it {now})")
+        return permit
+
     def _in_order(self) -> list[Request]:
         return sorted(self.requests.values(), key=self._place)
 
@@ -184,11 +225,27 @@ class Turns:
         label = member.label(request.pool) if member is not None and strict else (0, 0)
         return not request.visit, label, request.number
 
-    def _may_start(self, request: Request, now: float) -> bool:
-        return all(self._free(node, now) and self._is_next(request, node) for node in request.nodes)
+    def _may_use(self, request: Request, now: float) -> tuple[Node, ...]:
+        """All its nodes, if its turn has come; those that a tail has left, if nothing but tails is before it."""
+        if all(self._free(node, now) and self._is_next(request, node) for node in request.nodes):
+            return request.nodes
+        left = tuple(node for node in request.nodes if not self._in_tail(node))
+        if request.visit or len(left) == len(request.nodes):
+            return ()
+        ready = all(self._free(node, now) for node in left) and all(self._is_next(request, n) for n in request.nodes)
+        return left if ready else ()
+
+    def _in_tail(self, node: Node) -> bool:
+        """Whether what is left of somebody's rollout runs on it, and nobody is to have it next yet."""
+        holder = self.holder(node)
+        owed = any(node in permit.owed for permit in self.permits.values())
+        return holder is not None and bool(self.permits[holder].handed_back) and not owed
 
     def _free(self, node: Node, now: float) -> bool:
-        return not any(node in permit.nodes and permit.blocks(now) for permit in self.permits.values())
+        return not self._held(node, now) and not any(node in permit.owed for permit in self.permits.values())
+
+    def _held(self, node: Node, now: float) -> bool:
+        return any(node in permit.nodes and permit.blocks(now) for permit in self.permits.values())
 
     def _is_next(self, request: Request, node: Node) -> bool:
         ahead = [other for other in self._rivals(request, node) if self._place(other) < self._place(request)]
@@ -197,8 +254,14 @@ class Turns:
             return not ahead
         mine = member.label(request.pool)
         return not any(other.visit for other in ahead) and all(
-            mine <= other.label(request.pool) for other in self._pinned(node, request.pool)
+            mine <= other.label(request.pool) or self._is_over(other, node)
+            for other in self._pinned(node, request.pool)
         )
+
+    def _is_over(self, member: Member, node: Node) -> bool:
+        """Its turn on this node, or all but its tail."""
+        permit = self.permits.get(member.job)
+        return permit is not None and bool(permit.handed_back) and node in permit.nodes + permit.handed_back
 
     def _rivals(self, request: Request, node: Node) -> Iterator[Request]:
         return (other for other in self.requests.values() if other is not request and node in other.nodes)

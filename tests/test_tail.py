@@ -1,0 +1,209 @@
+"""Requests that move while they are answered, and the tail of a batch that makes room for another job."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollweave.clock import Clock, run_virtual
+from rollweave.engines.protocol import Completion, Request, Sampling
+from rollweave.pipelines.turns import Pool
+from rollweave.rollout.moving import MovingProxy
+from rollweave.seeds import derive
+from rollweave.simulation.durations import constant, lognormal
+from rollweave.simulation.engine import SimulatedEngine
+from rollweave.simulation.environment import EnvironmentModel
+from rollweave.simulation.witness import Witness
+from rollweave.simulation.world import SimulatedRun, World
+from test_pipelines_virtual import many
+from virtual_oracles import check_everything
+from virtual_worlds import make_job, run
+
+# ------------------------------------------------------------------------------------------------------- requests
+
+
+@dataclass
+class Hall:
+    """Engines behind a proxy, and trajectories that ask for one turn after the other."""
+
+    engines: list[SimulatedEngine]
+    proxy: MovingProxy
+    witness: Witness
+
+    @classmethod
+    def of(cls, clock: Clock, engines: int) -> Hall:
+        witness = Witness()
+        made = [
+            SimulatedEngine(clock, constant(1.0), lambda rng: rng.randint(1, 9), number=n, witness=witness)
+            for n in range(engines)
+        ]
+        return cls(made, MovingProxy(made), witness)
+
+    async def talk(self, name: str, turns: int) -> list[Completion]:
+        answers = []
+        for turn in range(turns):
+            request = Request(f"{name}#{turn}", name, [1, 2, 3], derive(7, name, turn), Sampling(max_tokens=8))
+            answers.append(await self.proxy.generate(request))
+        self.proxy.release(name)
+        return answers
+
+    async def working(self) -> list[int]:
+        return [number for number, engine in enumerate(self.engines) if (await engine.stats()).running]
+
+
+def tokens(answers: list[list[Completion]]) -> list[list[tuple[list[int], str]]]:
+    return [[([t for s in one.spans for t in s.tokens], one.finish) for one in talk] for talk in answers]
+
+
+@many(100)
+@given(st.integers(2, 4), st.lists(st.tuples(st.floats(0.1, 8.0), st.integers(1, 4)), max_size=8))
+def test_moving_changes_nothing_of_what_is_said(engines: int, orders: list[tuple[float, int]]) -> None:
+    async def main(clock: Clock, orders: list[tuple[float, int]]) -> tuple[list[list[Completion]], Witness]:
+        hall = Hall.of(clock, engines)
+
+        async def order_about() -> None:
+            for seconds, workers in orders:
+                await clock.sleep(seconds)
+                await hall.proxy.use(min(workers, engines))
+                for _ in range(3):  # whoever was taken out of an engine notices
+                    await clock.sleep(0)
+                assert all(number < workers for number in await hall.working())
+
+        ordering = asyncio.create_task(order_about())
+        talks = await asyncio.gather(*(hall.talk(f"t{n}", turns=1 + n % 3) for n in range(7)))
+        ordering.cancel()
+        await asyncio.wait([ordering])
+        assert ordering.cancelled() or ordering.exception() is None
+        return talks, hall.witness
+
+    moved, witness = run_virtual(lambda clock: main(clock, orders))
+    unmoved, _ = run_virtual(lambda clock: main(clock, []))
+    assert tokens(moved) == tokens(unmoved)
+    assert not witness.answered_twice and not witness.redrawn
+    for id, answered in witness.answered.items():
+        assert witness.sampled[id] == len(answered.tokens), "nothing is sampled a second time"
+
+
+def test_engines_that_are_used_share_the_work_evenly() -> None:
+    async def main(clock: Clock) -> None:
+        hall = Hall.of(clock, 3)
+        await hall.proxy.use(1)
+        talks = [asyncio.create_task(hall.talk(f"t{n}", turns=9)) for n in range(6)]
+        await clock.sleep(0.5)
+        assert [(await engine.stats()).running for engine in hall.engines] == [6, 0, 0]
+        assert await hall.proxy.use(3) == 4
+        await clock.sleep(0)
+        assert [(await engine.stats()).running for engine in hall.engines] == [2, 2, 2]
+        for talk in talks:
+            talk.cancel()
+
+    run_virtual(main)
+
+
+def test_who_is_given_up_while_it_moves_is_given_up() -> None:
+    async def main(clock: Clock) -> None:
+        hall = Hall.of(clock, 2)
+        talks = [asyncio.create_task(hall.talk(f"t{n}", turns=1)) for n in range(2)]
+        await clock.sleep(0.5)
+        moving = asyncio.create_task(hall.proxy.use(1))
+        await clock.sleep(0)  # taken out of its engine, and not yet in the other
+        for name in ("t0", "t1"):
+            hall.proxy.abort(name)
+        await moving
+        assert [talk[0].finish for talk in await asyncio.gather(*talks)] == ["aborted", "aborted"]
+
+    run_virtual(main)
+
+
+# ------------------------------------------------------------------------------------------------------- batches
+
+
+@dataclass
+class Neighbours:
+    """Pools shared with others, who come and go by dice."""
+
+    clock: Clock
+    rng: Random
+    nodes: int
+    shared: bool = True
+    said: list[str] = field(default_factory=list)
+
+    async def take(self, pool: Pool, step: int, tokens: int = 0) -> int | None:
+        self.said.append(pool)
+        await self.clock.sleep(self.rng.random())
+        return self.rng.choice([None, self.rng.randint(1, self.nodes)])
+
+    async def widened(self) -> None:
+        await self.clock.sleep(self.rng.choice([0.0, 0.3, 3.0]))
+        self.said.append("widened")
+
+    async def awaited(self, keep: int) -> None:
+        await self.clock.sleep(self.rng.choice([0.0, 0.2, 2.0, 1e6]))
+
+    async def narrow(self, keep: int) -> None:
+        self.said.append(f"narrow {keep}")
+
+
+LONG_TAIL = EnvironmentModel(turns=lambda rng: rng.randint(1, 5), step_seconds=lognormal(0.2, 1.5))
+
+
+def shared(world: World, seed: int) -> tuple[World, list[Neighbours]]:
+    met: list[Neighbours] = []
+
+    def turns(clock: Clock) -> Neighbours:
+        met.append(Neighbours(clock, Random(seed), world.engines))
+        return met[-1]
+
+    return replace(world, turns=turns), met
+
+
+def learnt(result: SimulatedRun) -> list[object]:
+    return [[member.turns for group in batch.groups for member in group.members] for batch in result.trainer.batches]
+
+
+@many(80)
+@given(st.integers(0, 10**6), st.integers(2, 5), st.sampled_from(["sync", "sync+"]))
+def test_a_job_among_others_trains_on_the_same_tokens(seed: int, engines: int, pipeline: str) -> None:
+    job = make_job({"type": pipeline}, seed, evaluate=2)
+    world = World(engines=engines, environment=LONG_TAIL, token_seconds=constant(0.05))
+    among, _ = shared(world, seed)
+    result = run(job, among)
+    check_everything(job, among, result)
+    strip = [[replace_times(turn) for turn in turns] for batch in learnt(result) for turns in batch]
+    assert strip == [[replace_times(turn) for turn in turns] for batch in learnt(run(job, world)) for turns in batch]
+
+
+def replace_times(turn: object) -> object:
+    return replace(turn, generate_seconds=0.0, environment_seconds=0.0)  # type: ignore[type-var]
+
+
+def test_most_is_done_before_room_is_made_and_everything_is_where_it_was_told_to() -> None:
+    job = make_job({"type": "sync+"}, seed=3, group_size=10, groups_per_step=2, environments=20)
+    world, met = shared(World(engines=4, environment=LONG_TAIL, token_seconds=constant(0.05)), seed=1)
+    result = run(job, world)
+    said = met[0].said
+    assert said.count("narrow 1") >= 2, "a quarter of four"
+    events = result.recorder.events
+    moves = [n for n, event in enumerate(events) if event.name == "requests.move" and event.data["nodes"] == 1]
+    assert moves
+    for place in moves:
+        last = max(n for n, event in enumerate(events[:place]) if event.name in ("weights.commit", "group.admit"))
+        ended = sum(event.name == "trajectory.end" for event in events[last:place])
+        assert ended >= 0.8 * 20
+
+
+def test_alone_nobody_makes_room() -> None:
+    job = make_job({"type": "sync+"})
+    assert run(job, World(engines=4)).parts.tail is None
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_a_single_engine_keeps_its_node(engines: int) -> None:
+    world, met = shared(World(engines=engines, environment=LONG_TAIL), seed=1)
+    run(make_job({"type": "sync+"}), world)
+    assert any("narrow" in word for word in met[0].said) == (engines > 1)
