@@ -52,7 +52,9 @@ class Watch:
     def iteration(self, job: str) -> float:
         """Seconds per step of a job while all of them ran."""
         inside = {step: at for step, at in self.seen[job].items() if self.begin <= at <= self.end + LOOK_SECONDS}
+        if len(inside) < 2:
+            raise RuntimeError(
+                f"{job} completed no two steps while all jobs ran: use more --steps, or a larger --slo if it had to wait"
+            )
         first, last = min(inside), max(inside)
-        if last <= first:
-            raise RuntimeError(f"{job} completed no two steps while all jobs ran: use more --steps")
         return (inside[last] - inside[first]) / (last - first)
