@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 
+from rollweave.mux.crowd import crowd, draw_job
 from rollweave.mux.job import Job
 from rollweave.mux.policy import policy
-from rollweave.mux.profile import JobProfile
 from rollweave.mux.scheduler import Scheduler
 from rollweave.mux.state import ClusterState
 from rollweave.seeds import generator
-
-SIZES = ((50, 100), (100, 200), (200, 300))
-"""Seconds per phase of small, medium and large balanced jobs (RollMux table 6)."""
-SKEWS = ((1.0, 1.0), (2.0, 0.6), (0.6, 2.0))
-"""Balanced, rollout-heavy, train-heavy."""
 
 
 @dataclass
@@ -42,24 +36,14 @@ class Latencies:
 
 def measure(name: str, running: int, decisions: int) -> dict[str, float | int | str]:
     """Fill a cluster, then let one job come and one go, again and again."""
-    scheduler, state, draw = Scheduler(policy(name)), ClusterState(), generator(0, "bench", "mux", running)
-    # Nobody is timed while the cluster fills; without moves and with a few trials each that is quick.
-    filling = Scheduler(replace(scheduler.policy, consolidation=False, max_judged=4))
-    for number in range(running):
-        _arrive(filling, state, _job(f"{number}", draw), 0.0)
+    scheduler, draw = Scheduler(policy(name)), generator(0, "bench", "mux", running)
+    state = crowd(scheduler.policy, running, draw)
     latencies = Latencies()
     for number in range(decisions):
         now = 60.0 * (number + 1)
-        latencies.arrive.append(_arrive(scheduler, state, _job(f"new {number}", draw), now))
+        latencies.arrive.append(_arrive(scheduler, state, draw_job(f"new {number}", draw), now))
         latencies.depart.append(_depart(scheduler, state, draw.choice(list(state.jobs)), now))
     return latencies.row(name, running, len(state.groups))
-
-
-def _job(name: str, draw: random.Random) -> Job:
-    low, high = draw.choice(SIZES)
-    roll, train = draw.choice(SKEWS)
-    profile = JobProfile(roll * draw.uniform(low, high), train * draw.uniform(low, high))
-    return Job(name, profile, draw.uniform(1, 2), draw.randint(50, 500))
 
 
 def _arrive(scheduler: Scheduler, state: ClusterState, job: Job, now: float) -> float:

@@ -18,8 +18,8 @@ from bench.mux_real.measure import Case, measure
 HERE = Path(__file__).parent
 JOBS = ("rollout_heavy", "train_heavy", "balanced")
 SLO = 2.0
-"""Three jobs whose phases add up to one and a half times the longest: below that the scheduler may have to refuse one, as
-profiles are worst cases and this machine is noisy."""
+"""A cycle of these three takes about 1.6 times the shortest of them. Closer to that the scheduler may refuse one:
+profiles are worst cases, and machines are noisy."""
 
 FASTER, WARMER = 1.5, 10.0
 """The bar: steps per hour against Solo-D, cold start against warm start."""

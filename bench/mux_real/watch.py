@@ -54,7 +54,8 @@ class Watch:
         inside = {step: at for step, at in self.seen[job].items() if self.begin <= at <= self.end + LOOK_SECONDS}
         if len(inside) < 2:
             raise RuntimeError(
-                f"{job} completed no two steps while all jobs ran: use more --steps, or a larger --slo if it had to wait"
+                f"{job} completed no two steps while all jobs ran: use more --steps, or a larger --slo if it had to "
+                "wait for a place"
             )
         first, last = min(inside), max(inside)
         return (inside[last] - inside[first]) / (last - first)

@@ -140,3 +140,18 @@ FAILURE = Study(
         Claim("iterations of E lost", "shape", None, "P", unit="iterations", holds="less than one"),
     ),
 )
+
+DECISIONS = Study(
+    name="rollmux-decisions",
+    paper=PAPER,
+    where="decision latency",
+    title="What a placement looks at, from 100 to 2,000 running jobs",
+    known="5.6 ms with 5 running jobs, 41.9 ms with 100, 591 ms with 2,000, in C++",
+    chosen="groups and places looked at per arrival instead of milliseconds, which no seed fixes: `python -m "
+    "bench.mux` measures those; jobs of table 6, 40 arrivals",
+    claims=(
+        Claim("Algorithm 1: looked at with 2,000 jobs / with 100", "shape", 14.1, "P", holds="at most 20 (linear)"),
+        Claim("`default`: looked at with 2,000 jobs / with 100", "shape", None, "P", holds="at most 20 (linear)"),
+        Claim("Algorithm 1: looked at with 2,000 jobs", "shape", None, "P", unit="groups", holds="at most 2,000"),
+    ),
+)

@@ -1,8 +1,17 @@
-"""RollMux' experiments. Its decision latency is not here: that is wall-clock time, measured by `bench.mux`."""
+"""RollMux' experiments. Milliseconds of its decisions are not here: that is wall-clock time, for `bench.mux`."""
 
 from __future__ import annotations
 
-from rollweave.simulation.experiments.rollmux import drift, failure, micro, migration, simulation, sync, testbed
+from rollweave.simulation.experiments.rollmux import (
+    decisions,
+    drift,
+    failure,
+    micro,
+    migration,
+    simulation,
+    sync,
+    testbed,
+)
 
 EXPERIMENTS = (
     micro.EXPERIMENT,
@@ -10,6 +19,7 @@ EXPERIMENTS = (
     sync.EXPERIMENT,
     testbed.EXPERIMENT,
     simulation.EXPERIMENT,
+    decisions.EXPERIMENT,
     drift.EXPERIMENT,
     failure.EXPERIMENT,
 )
