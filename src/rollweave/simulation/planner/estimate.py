@@ -53,7 +53,7 @@ class Estimate:
     step_seconds: float
     rollout_seconds: float
     trainer_seconds: float
-    """Training, and publishing what was trained."""
+    """Training, and what it waits for until the next step may begin."""
     dollars_per_hour: float
 
     @property
@@ -81,8 +81,9 @@ class Estimator:
 
     def __call__(self, candidate: Candidate) -> Estimate:
         rollout = self._rollout_seconds(candidate)
-        train = self._train_seconds(candidate.train_device, candidate.train_count)
-        trainer = train + self._path.push + self._path.pull
+        trainer = self._train_seconds(candidate.train_device, candidate.train_count) + self._path.snapshot
+        if not candidate.alpha:  # else weights travel beside the next step
+            trainer += self._path.push + self._path.pull
         price = candidate.price(self._plan)
         return Estimate(candidate, _step(candidate, rollout, trainer), rollout, trainer, price)
 
