@@ -13,8 +13,8 @@ from rollweave.mux.daemon.controller import Ask, Controller, Wanted
 from rollweave.mux.daemon.records import JobRecord, Measured
 from rollweave.mux.daemon.store import Store
 from rollweave.mux.daemon.turns import Permit
-from rollweave.mux.policy import policy
-from rollweave.mux.scheduler import Scheduler
+from rollweave.mux.decisions.policy import policy
+from rollweave.mux.decisions.scheduler import Scheduler
 
 
 @dataclass

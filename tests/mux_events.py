@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from rollweave.mux.group import Group, Phases
+from rollweave.mux.model.group import Group, Phases
 
 TRAIN = -1
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rollweave.mux.classes import Workload
-from rollweave.mux.job import Job
-from rollweave.mux.profile import JobProfile
-from rollweave.mux.simulate import Scenario
-from rollweave.mux.trace import TraceJob
-from rollweave.mux.trace_model import generate
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.profile import JobProfile
+from rollweave.mux.simulation.classes import Workload
+from rollweave.mux.simulation.simulate import Scenario
+from rollweave.mux.simulation.trace import TraceJob
+from rollweave.mux.simulation.trace_model import generate
 
 
 def scenario(jobs: int = 60, seed: int = 0, kind: str = "mixed", phases: bool = False, **workload: bool) -> Scenario:

@@ -18,8 +18,8 @@ from rollweave.observability.slots import SlotMeter
 from rollweave.observability.tokens import CAUSES, TokenBooks
 from rollweave.rollout.ledger import AttemptEnd
 from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.environment import EnvironmentModel
-from rollweave.simulation.world import SimulatedRun, World, simulate
+from rollweave.simulation.world.environment import EnvironmentModel
+from rollweave.simulation.world.world import SimulatedRun, World, simulate
 
 # ------------------------------------------------------------------------------------------------------ by hand
 

@@ -24,9 +24,9 @@ from rollweave.rollout.manager import Stage
 from rollweave.rollout.messages import Lease, Report
 from rollweave.rollout.proxy import LLMProxy
 from rollweave.simulation.durations import constant
-from rollweave.simulation.engine import SimulatedEngine
-from rollweave.simulation.environment import ByteDialogue, StepRewards
-from rollweave.simulation.world import World, simulate
+from rollweave.simulation.world.engine import SimulatedEngine
+from rollweave.simulation.world.environment import ByteDialogue, StepRewards
+from rollweave.simulation.world.world import World, simulate
 from rollweave.tasks import Task
 
 CALM = Pressure(evictions=0, computed=1000, recomputed=0, running=10, waiting=0, playing=64)

@@ -28,8 +28,8 @@ from rollweave.rollout.manager import Stage
 from rollweave.rollout.messages import Lease, Report
 from rollweave.rollout.proxy import LLMProxy
 from rollweave.simulation.durations import constant
-from rollweave.simulation.engine import SimulatedEngine
-from rollweave.simulation.environment import ByteDialogue, StepRewards
+from rollweave.simulation.world.engine import SimulatedEngine
+from rollweave.simulation.world.environment import ByteDialogue, StepRewards
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome
 

@@ -38,8 +38,8 @@ import pytest
 
 from rollweave.seeds import generator
 from rollweave.simulation.durations import NO_TIME, Duration, constant, lognormal
-from rollweave.simulation.environment import EnvironmentModel
-from rollweave.simulation.world import SimulatedRun, World
+from rollweave.simulation.world.environment import EnvironmentModel
+from rollweave.simulation.world.world import SimulatedRun, World
 from virtual_worlds import make_job, rollart, run
 
 SETTINGS = 200

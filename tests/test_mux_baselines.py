@@ -14,17 +14,17 @@ from rollweave.mux.baselines.gavel import best_shares
 from rollweave.mux.baselines.most_idle import MostIdle, idle
 from rollweave.mux.baselines.opt import Opt, partition
 from rollweave.mux.baselines.regroup import Regroup, moved
-from rollweave.mux.classes import Workload, draw_jobs
-from rollweave.mux.coexec import meta_period
-from rollweave.mux.group import Group, phases_at
-from rollweave.mux.job import Job
-from rollweave.mux.migration import Migration
-from rollweave.mux.reality import Drift, Reality, migrated_period
-from rollweave.mux.replay import Replay
-from rollweave.mux.scheduler import Scheduler
-from rollweave.mux.simulate import simulate
-from rollweave.mux.state import ClusterState
-from rollweave.mux.trace import TraceJob
+from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.coexec import meta_period
+from rollweave.mux.model.group import Group, phases_at
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.migration import Migration
+from rollweave.mux.model.state import ClusterState
+from rollweave.mux.simulation.classes import Workload, draw_jobs
+from rollweave.mux.simulation.reality import Drift, Reality, migrated_period
+from rollweave.mux.simulation.replay import Replay
+from rollweave.mux.simulation.simulate import simulate
+from rollweave.mux.simulation.trace import TraceJob
 from rollweave.seeds import generator
 
 ROLLOUT, TRAIN = 14.80, 42.24

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mux_events import RoundRobin, Shop, fifo, groups, shop_of
 
-from rollweave.mux.coexec import fifo_bound, fifo_worst, max_plus_period, meta_period
-from rollweave.mux.fifo import fifo_means
-from rollweave.mux.group import Group, phases_at
-from rollweave.mux.job import Job
-from rollweave.mux.order import best_order
-from rollweave.mux.profile import JobProfile, ProfileError
+from rollweave.mux.model.coexec import fifo_bound, fifo_worst, max_plus_period, meta_period
+from rollweave.mux.model.fifo import fifo_means
+from rollweave.mux.model.group import Group, phases_at
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.order import best_order
+from rollweave.mux.model.profile import JobProfile, ProfileError
 from rollweave.seeds import generator
 
 FEW = settings(max_examples=60, deadline=None)

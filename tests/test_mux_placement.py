@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollweave.errors import ConfigError
-from rollweave.mux.group import Group, phases_at
-from rollweave.mux.invariants import PlanError, check_state
-from rollweave.mux.job import Job
-from rollweave.mux.node import rollout_pool, train_pool
-from rollweave.mux.plan import Plan, Step
-from rollweave.mux.policy import DEFAULT, PER_ITERATION, ROLLMUX, Policy, policy
-from rollweave.mux.profile import JobProfile
-from rollweave.mux.scheduler import Scheduler
-from rollweave.mux.slo import judge, limit
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.invariants import PlanError, check_state
+from rollweave.mux.decisions.plan import Plan, Step
+from rollweave.mux.decisions.policy import DEFAULT, PER_ITERATION, ROLLMUX, Policy, policy
+from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.group import Group, phases_at
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.node import rollout_pool, train_pool
+from rollweave.mux.model.profile import JobProfile
+from rollweave.mux.model.slo import judge, limit
+from rollweave.mux.model.state import ClusterState
 
 
 def job(name: str, roll: float, train: float, slo: float = 1.5, iters: float = 100, **more: Any) -> Job:

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from rollweave.mux.coexec import fifo_worst
-from rollweave.mux.fifo import fifo_means
-from rollweave.mux.group import Group, phases_at
-from rollweave.mux.invariants import check_state
-from rollweave.mux.job import Job
-from rollweave.mux.plan import Plan
-from rollweave.mux.policy import DEFAULT, ROLLMUX, Policy
-from rollweave.mux.profile import JobProfile
-from rollweave.mux.scheduler import Scheduler
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.invariants import check_state
+from rollweave.mux.decisions.plan import Plan
+from rollweave.mux.decisions.policy import DEFAULT, ROLLMUX, Policy
+from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.coexec import fifo_worst
+from rollweave.mux.model.fifo import fifo_means
+from rollweave.mux.model.group import Group, phases_at
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.profile import JobProfile
+from rollweave.mux.model.state import ClusterState
 
 CONSOLIDATING = replace(ROLLMUX, consolidation=True)
 

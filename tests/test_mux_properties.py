@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from rollweave.mux.invariants import check_state
-from rollweave.mux.job import Job
-from rollweave.mux.node import rollout_pool, train_pool
-from rollweave.mux.plan import Plan
-from rollweave.mux.policy import DEFAULT, PER_ITERATION, ROLLMUX, Policy
-from rollweave.mux.profile import JobProfile
-from rollweave.mux.scheduler import Scheduler
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.invariants import check_state
+from rollweave.mux.decisions.plan import Plan
+from rollweave.mux.decisions.policy import DEFAULT, PER_ITERATION, ROLLMUX, Policy
+from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.node import rollout_pool, train_pool
+from rollweave.mux.model.profile import JobProfile
+from rollweave.mux.model.state import ClusterState
 from rollweave.seeds import generator
 
 

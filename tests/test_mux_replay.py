@@ -15,18 +15,18 @@ from rollweave.errors import ConfigError
 from rollweave.mux.baselines.plain import Plain
 from rollweave.mux.baselines.setups import setup
 from rollweave.mux.baselines.solo import Solo
-from rollweave.mux.classes import MODELS, SIZES, Workload, draw_jobs
-from rollweave.mux.job import Job
-from rollweave.mux.node import rollout_pool, train_pool
-from rollweave.mux.phases import PhaseReplay
-from rollweave.mux.plan import Plan, Step
-from rollweave.mux.replay import Failure, Outcome, Replay
-from rollweave.mux.report import as_json
-from rollweave.mux.scheduler import Scheduler
-from rollweave.mux.simulate import Scenario, simulate
-from rollweave.mux.state import ClusterState
-from rollweave.mux.trace import read_trace, write_trace
-from rollweave.mux.trace_model import generate
+from rollweave.mux.decisions.plan import Plan, Step
+from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.node import rollout_pool, train_pool
+from rollweave.mux.model.state import ClusterState
+from rollweave.mux.simulation.classes import MODELS, SIZES, Workload, draw_jobs
+from rollweave.mux.simulation.phases import PhaseReplay
+from rollweave.mux.simulation.replay import Failure, Outcome, Replay
+from rollweave.mux.simulation.report import as_json
+from rollweave.mux.simulation.simulate import Scenario, simulate
+from rollweave.mux.simulation.trace import read_trace, write_trace
+from rollweave.mux.simulation.trace_model import generate
 
 PAIR = 57.04
 ISSUE_KEYS = {

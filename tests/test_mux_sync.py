@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollweave.mux.profile import ProfileError
-from rollweave.mux.sync import flat_seconds, plan_sync, sync_seconds
+from rollweave.mux.model.profile import ProfileError
+from rollweave.mux.model.sync import flat_seconds, plan_sync, sync_seconds
 
 
 @pytest.mark.parametrize(("billions", "flat", "scattered"), [(7.6, 7.5, 0.9), (14.8, 13.8, 1.7), (32.8, 30.7, 3.9)])

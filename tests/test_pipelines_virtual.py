@@ -19,12 +19,12 @@ from rollweave.errors import EnvironmentFailed
 from rollweave.rollout.ledger import LedgerError
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.simulation.durations import NO_TIME, constant, lognormal, normal
-from rollweave.simulation.engine import SyncModel
-from rollweave.simulation.environment import EnvironmentModel
-from rollweave.simulation.faults import Outage
-from rollweave.simulation.rewards import RewardModel
-from rollweave.simulation.transport import TransportModel
-from rollweave.simulation.world import SimulatedRun, World
+from rollweave.simulation.world.engine import SyncModel
+from rollweave.simulation.world.environment import EnvironmentModel
+from rollweave.simulation.world.faults import Outage
+from rollweave.simulation.world.rewards import RewardModel
+from rollweave.simulation.world.transport import TransportModel
+from rollweave.simulation.world.world import SimulatedRun, World
 from virtual_oracles import check_everything, check_resumed, data, joined, trained
 from virtual_worlds import jobs, make_job, plain_rollouts, rollart, rollart_pipelines, run, worlds
 

@@ -16,8 +16,8 @@ from rollweave.errors import RunFolderError
 from rollweave.observability.events import Event, read_events
 from rollweave.observability.jsonl import encode
 from rollweave.runs.train import train_job
-from rollweave.simulation.replay import Replayed, replay
-from rollweave.simulation.world import World
+from rollweave.simulation.recorded.replay import Replayed, replay
+from rollweave.simulation.world.world import World
 from rollweave.tasks import SeedSource
 from virtual_worlds import jobs, make_job, rollart, run, worlds
 

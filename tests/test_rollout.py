@@ -22,9 +22,9 @@ from rollweave.rollout.manager import EnvManager, Stage
 from rollweave.rollout.messages import Lease, Report
 from rollweave.rollout.proxy import LLMProxy
 from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.engine import SimulatedEngine
-from rollweave.simulation.environment import ByteDialogue, StepRewards
-from rollweave.simulation.transport import SimulatedTransport, TransportModel
+from rollweave.simulation.world.engine import SimulatedEngine
+from rollweave.simulation.world.environment import ByteDialogue, StepRewards
+from rollweave.simulation.world.transport import SimulatedTransport, TransportModel
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome, Trajectory
 

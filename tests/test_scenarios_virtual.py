@@ -12,8 +12,8 @@ import pytest
 
 from rollweave.rollout.filter import GroupFilter
 from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.environment import EnvironmentModel, coin
-from rollweave.simulation.world import SimulatedRun, World
+from rollweave.simulation.world.environment import EnvironmentModel, coin
+from rollweave.simulation.world.world import SimulatedRun, World
 from virtual_oracles import data, trained
 from virtual_worlds import make_job, rollart, run
 

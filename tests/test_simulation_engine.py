@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,8 +18,8 @@ from rollweave.config.job import InFlight
 from rollweave.config.models import MODELS
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
-from rollweave.simulation.gpu_engine import GpuEngine
-from rollweave.simulation.script import Script
+from rollweave.simulation.hardware.gpu_engine import GpuEngine
+from rollweave.simulation.hardware.script import Script
 
 MODEL = MODELS["qwen3-8b"]
 
@@ -310,3 +310,23 @@ def test_tensor_parallelism_halves_the_work_but_pays_for_its_links() -> None:
     one, two = EngineCosts(MODEL, DEVICES["H800"], Constants()), EngineCosts(MODEL, DEVICES["H800"], Constants(), 2)
     assert one.products(4096) / 2 < two.products(4096) < one.products(4096)
     assert two.kv_tokens > 2 * one.kv_tokens
+
+
+def test_a_moved_request_draws_only_the_rest_and_computes_its_context_anew() -> None:
+    asked = request("a", context=1000, answer=400)
+
+    async def moved(clock: Clock, after: float) -> tuple[Completion, float, list[int], int]:
+        one, other = GpuEngine(clock, costs()), GpuEngine(clock, costs())
+        begun = asyncio.ensure_future(one.generate(asked))
+        await clock.sleep(after)
+        one.abort("a")
+        half = await begun
+        since = clock.now()
+        whole = await other.generate(replace(asked, begun=tuple(half.spans)))
+        return whole, clock.now() - since, [(await e.stats()).sampled_tokens for e in (one, other)], tokens(half)
+
+    whole, seconds, sampled, half = run_virtual(lambda clock: moved(clock, 1.0))
+    assert 0 < half < 400 and sampled == [half, 400 - half]
+    assert (tokens(whole), whole.finish, len(whole.spans)) == (400, "stop", 1)
+    rest = Asked(0.0, 1000 + half, 400 - half)
+    assert seconds == pytest.approx(Stepping(costs(), [rest]).run()[0], rel=1e-6)

@@ -13,7 +13,7 @@ from rollweave.config.workload import TaskModel
 from rollweave.errors import ConfigError
 from rollweave.repeated import Repeated, repeated
 from rollweave.seeds import generator
-from rollweave.simulation.script import Script
+from rollweave.simulation.hardware.script import Script
 from rollweave.simulation.simulate import scenario, simulate
 from rollweave.simulation.workloads.episode import NEVER, EpisodeModel
 from rollweave.simulation.workloads.presets import PRESETS, resolve

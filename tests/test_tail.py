@@ -16,10 +16,10 @@ from rollweave.pipelines.turns import Pool
 from rollweave.rollout.moving import MovingProxy
 from rollweave.seeds import derive
 from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.engine import SimulatedEngine
-from rollweave.simulation.environment import EnvironmentModel
-from rollweave.simulation.witness import Witness
-from rollweave.simulation.world import SimulatedRun, World
+from rollweave.simulation.world.engine import SimulatedEngine
+from rollweave.simulation.world.environment import EnvironmentModel
+from rollweave.simulation.world.witness import Witness
+from rollweave.simulation.world.world import SimulatedRun, World
 from test_pipelines_virtual import many
 from virtual_oracles import check_everything
 from virtual_worlds import make_job, run
@@ -133,10 +133,10 @@ class Neighbours:
     shared: bool = True
     said: list[str] = field(default_factory=list)
 
-    async def take(self, pool: Pool, step: int, tokens: int = 0) -> int | None:
+    async def take(self, pool: Pool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
         self.said.append(pool)
         await self.clock.sleep(self.rng.random())
-        return self.rng.choice([None, self.rng.randint(1, self.nodes)])
+        return self.rng.choice([None, self.rng.randint(1, self.nodes)]) if partly else None
 
     async def widened(self) -> None:
         await self.clock.sleep(self.rng.choice([0.0, 0.3, 3.0]))

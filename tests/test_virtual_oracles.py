@@ -21,10 +21,10 @@ from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.rollout.state import SchedulerState
 from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.engine import SimulatedEngine
-from rollweave.simulation.environment import EnvironmentModel
-from rollweave.simulation.faults import Outage
-from rollweave.simulation.world import World
+from rollweave.simulation.world.engine import SimulatedEngine
+from rollweave.simulation.world.environment import EnvironmentModel
+from rollweave.simulation.world.faults import Outage
+from rollweave.simulation.world.world import World
 from rollweave.tasks import Cursor, Task
 from rollweave.trajectory import Batch, Outcome, Span, Trajectory
 from rollweave.weights.fingerprint import Fingerprint

@@ -12,8 +12,8 @@ from rollweave.cluster.placement import TakingTurns
 from rollweave.engines.protocol import Request, Sampling
 from rollweave.observability.events import MemoryRecorder
 from rollweave.simulation.durations import constant
-from rollweave.simulation.engine import SimulatedEngine, SyncModel
-from rollweave.simulation.trainer import SimulatedTrainer
+from rollweave.simulation.world.engine import SimulatedEngine, SyncModel
+from rollweave.simulation.world.trainer import SimulatedTrainer
 from rollweave.trajectory import Batch
 from rollweave.weights.fingerprint import Fingerprint, WeightMismatch
 from rollweave.weights.sync import Transfer, WeightSync

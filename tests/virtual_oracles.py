@@ -16,8 +16,8 @@ from typing import Any
 from rollweave.config.job import Job, RollArtPipeline
 from rollweave.observability.events import MemoryRecorder
 from rollweave.seeds import generator
-from rollweave.simulation.witness import Witness
-from rollweave.simulation.world import SimulatedRun, World
+from rollweave.simulation.world.witness import Witness
+from rollweave.simulation.world.world import SimulatedRun, World
 from rollweave.trajectory import Group, Outcome, Trajectory
 
 

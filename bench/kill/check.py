@@ -13,7 +13,7 @@ from rollweave.observability.events import read_events
 from rollweave.rollout.state import LedgerState
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.resume import find
-from rollweave.simulation.replay import replay
+from rollweave.simulation.recorded.replay import replay
 
 
 def problems(run: Path) -> list[str]:

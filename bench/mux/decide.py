@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass, field
 from statistics import median
 
-from rollweave.mux.crowd import crowd, draw_job
-from rollweave.mux.job import Job
-from rollweave.mux.policy import policy
-from rollweave.mux.scheduler import Scheduler
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.crowd import crowd, draw_job
+from rollweave.mux.decisions.policy import policy
+from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.state import ClusterState
 from rollweave.seeds import generator
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.mux_cost.ablation import ablations
-from rollweave.mux.classes import Workload, draw_jobs
-from rollweave.mux.phases import PhaseReplay
-from rollweave.mux.replay import Outcome, Replay
-from rollweave.mux.scheduler import Scheduler
-from rollweave.mux.simulate import Scenario, bound, simulate
-from rollweave.mux.trace import TraceJob, describe, read_trace
+from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.simulation.classes import Workload, draw_jobs
+from rollweave.mux.simulation.phases import PhaseReplay
+from rollweave.mux.simulation.replay import Outcome, Replay
+from rollweave.mux.simulation.simulate import Scenario, bound, simulate
+from rollweave.mux.simulation.trace import TraceJob, describe, read_trace
 
 MOST_FOR_OPT = 40
 """More jobs at a time than this have too many possible groups; the lower bound stands in."""

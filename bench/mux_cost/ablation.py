@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rollweave.mux.policy import DEFAULT, ROLLMUX, Policy
+from rollweave.mux.decisions.policy import DEFAULT, ROLLMUX, Policy
 
 SWITCHES = ("consolidation", "fifo", "banking", "slowdown_price", "prune_saturated", "order_search", "adaptive")
 """What `default` adds to RollMux."""

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from bench.waste.scenarios import PLAIN, SCENARIOS, SKIPPED_STEPS, Scenario
 from rollweave.clock import run_virtual
-from rollweave.simulation.world import SimulatedRun, simulate
+from rollweave.simulation.world.world import SimulatedRun, simulate
 
 
 @dataclass(frozen=True, slots=True)

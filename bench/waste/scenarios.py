@@ -12,8 +12,8 @@ from typing import Any
 
 from rollweave.config.job import Job
 from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.environment import EnvironmentModel, coin
-from rollweave.simulation.world import World
+from rollweave.simulation.world.environment import EnvironmentModel, coin
+from rollweave.simulation.world.world import World
 
 STEPS = 60
 SKIPPED_STEPS = 4

@@ -22,7 +22,7 @@ def replay(
     from rollweave.environments.registry import source
     from rollweave.observability.events import read_events
     from rollweave.runs.folder import RunFolder
-    from rollweave.simulation.replay import replay as replay_events
+    from rollweave.simulation.recorded.replay import replay as replay_events
 
     folder = RunFolder.open(run)
     job = folder.job()

@@ -62,13 +62,16 @@ class Parts:
     """It trains, and is ahead of `version`, or it saves."""
     _standing: bool = False
     """The engines, because it is not their turn."""
+    _partly: bool = False
+    """The rollout turn began on some of its nodes."""
 
     def phase(self, name: Phase, step: int) -> AbstractContextManager[None]:
         self._trainer_at_work |= name == "train"
         return self.journal.phase(name, step)
 
-    async def turn(self, pool: Pool, tokens: int = 0) -> None:
-        """Before a phase. Where pools are shared, engines stand still outside their turn, whatever they hold."""
+    async def turn(self, pool: Pool, tokens: int = 0, partly: bool = False) -> None:
+        """Before a phase. Where pools are shared, engines stand still outside their turn, whatever they hold. `partly`:
+        it may begin on some of its nodes."""
         if not self.turns.shared:
             return
         await self.settle_evaluation()
@@ -77,8 +80,9 @@ class Parts:
                 await engine.suspend()
             self._standing = True
         with self.phase("turn", self.version):
-            nodes = await self.turns.take(pool, self.version, tokens)
+            nodes = await self.turns.take(pool, self.version, tokens, partly and self.tail is not None)
         if pool == "rollout":
+            self._partly = nodes is not None
             if self.tail is not None:
                 await self.tail.begin(nodes)
             for engine in self.engines:
@@ -86,11 +90,12 @@ class Parts:
             self._standing = False
 
     async def get_batch(self, step: int) -> Batch:
-        """The next batch. What is left of it when most is there makes room for others who wait."""
-        if self.tail is None:
+        """The next batch. What is left of it when most is there makes room for others who wait, unless the engines are
+        to evaluate afterwards."""
+        if self.tail is None or self.evaluates(step):
             return await self.scheduler.get_batch(step)
         async with asyncio.TaskGroup() as tasks:
-            making_room = tasks.create_task(self.tail.run(), name="tail")
+            making_room = tasks.create_task(self.tail.run(self._partly), name="tail")
             batch = await self.scheduler.get_batch(step)
             making_room.cancel()
         return batch
@@ -106,9 +111,12 @@ class Parts:
 
     def start_evaluation(self, version: int, last: bool = False) -> None:
         """Begin to evaluate what the engines have now, if it is due; training goes on meanwhile."""
-        every = self.milestones.evaluate_every
-        if self.evaluator is not None and every > 0 and (last or version % every == 0):
+        if self.evaluator is not None and (last or self.evaluates(version)):
             self.evaluator.start(version)
+
+    def evaluates(self, version: int) -> bool:
+        """Whether this version is to be evaluated."""
+        return self.evaluator is not None and version % self.milestones.evaluate_every == 0
 
     async def settle_evaluation(self) -> None:
         """The weights that an evaluation looks at may not change before it has ended."""

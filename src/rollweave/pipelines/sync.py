@@ -17,7 +17,7 @@ from rollweave.pipelines.parts import Parts
 
 async def sync(parts: Parts, first: int, last: int) -> None:
     for step in range(first, last):
-        await parts.turn("rollout")
+        await parts.turn("rollout", partly=not parts.evaluates(step))
         with parts.phase("sync_exposed", step):
             await parts.weights.commit(step)
         parts.scheduler.advance(step)  # at alpha = 0: admits exactly the groups of this step

@@ -37,13 +37,15 @@ class Tail:
         """A turn, on so many nodes; None: on all."""
         await self.proxy.use(nodes or self.engines)
 
-    async def run(self) -> None:
-        """Beside the wait for a batch; given up when the batch is there."""
-        await self.turns.widened()
-        await self._use(self.engines)
-        await self.scheduler.ended(THRESHOLD)
+    async def run(self, partly: bool) -> None:
+        """Beside the wait for a batch; given up when the batch is there. `partly`: the turn began on some nodes."""
+        if partly:
+            await self.turns.widened()
+            await self._use(self.engines)
         keep = ceil(TAIL_NODES * self.engines)
+        await self.scheduler.ended(THRESHOLD)
         await self.turns.awaited(keep)
+        await self.scheduler.ended(THRESHOLD)  # still: groups may have failed, and others begun in their place
         await self._use(keep)
         await self.turns.narrow(keep)
 

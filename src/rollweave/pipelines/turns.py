@@ -20,9 +20,10 @@ class Turns(Protocol):
     shared: bool
     """Whether others wait for the pools: then nothing may go on in the background of another pool's phase."""
 
-    async def take(self, pool: Pool, step: int, tokens: int = 0) -> int | None:
+    async def take(self, pool: Pool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
         """Hand back the last turn and wait for one on this pool. So far `step` steps are trained; the phase that ends
-        here made `tokens`. Returns with how many nodes the turn begins, if the others come later."""
+        here made `tokens`. `partly`: it may begin on some of its nodes; returns on how many, if the others come later.
+        """
         ...
 
     async def widened(self) -> None:
@@ -47,7 +48,7 @@ class Alone:
 
     shared = False
 
-    async def take(self, pool: Pool, step: int, tokens: int = 0) -> int | None:
+    async def take(self, pool: Pool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
         return None
 
     async def widened(self) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from statistics import median
 from typing import TYPE_CHECKING
 
 from rollweave.config.measured import EngineTimes
@@ -18,8 +19,9 @@ from rollweave.engines.protocol import Request, Sampling
 if TYPE_CHECKING:
     from rollweave.engines.torch.engine import TorchEngine
 
-REPEATS = 8
-"""Steps of a kind, of which the quickest counts: the others met something else on the machine."""
+REPEATS = 9
+"""Steps of a kind, of which the median counts. The quickest is what a step can take, not what it takes: a single request
+has caches to warm that a large batch keeps warm for itself, and its steps vary by half."""
 
 TOKEN = 5
 """Any token: what is computed does not depend on it."""
@@ -64,7 +66,7 @@ class _Probe:
             self._engine.step()
         seconds = [self._step() for _ in range(REPEATS)]
         self._end(names)
-        return min(seconds)
+        return median(seconds)
 
     def prefill(self, batch: int, lengths: Lengths, decode: float) -> float:
         """Seconds per token of context beyond the last one of each, which a decoding step computes as well."""
@@ -81,7 +83,7 @@ class _Probe:
             new = self._engine.stats().prefilled_tokens - before - batch
             seconds.append(max(0.0, took - decode) / max(1, new))
         self._end(names)
-        return round(min(seconds), 8) if seconds else 0.0
+        return round(median(seconds), 8) if seconds else 0.0
 
     def _ask(self, batch: int, context: int, answer: int, names: Sequence[str] = ()) -> Sequence[str]:
         names = names or [f"probe-{next(self._numbers)}" for _ in range(batch)]

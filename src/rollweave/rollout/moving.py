@@ -27,6 +27,10 @@ class MovingProxy(LLMProxy):
         """Trajectories with a request in an engine."""
         self._moving: set[str] = set()
         """Those whose request was taken out of one, to be given to another."""
+        self._given_up: set[str] = set()
+        """Those that nobody wants any more."""
+        self._groups: dict[str, int] = {}
+        """Of trajectories that stay with their group."""
 
     async def use(self, workers: int) -> int:
         """From now on only the first so many engines are used, and evenly: what is too much for one, or under way on
@@ -37,7 +41,7 @@ class MovingProxy(LLMProxy):
             for worker in {self._home[trajectory] for trajectory in leaving}:
                 standing.push_async_callback(self._engines[worker].resume)
                 await self._engines[worker].suspend()
-            moved = [trajectory for trajectory in leaving if trajectory in self._answering]
+            moved = [one for one in leaving if one in self._answering and one not in self._given_up]
             self._moving.update(moved)
             for trajectory in leaving:
                 if trajectory in self._answering:
@@ -47,15 +51,23 @@ class MovingProxy(LLMProxy):
         return len(moved)
 
     def _surplus(self) -> list[str]:
-        """Trajectories beyond each engine's fair share, the newest first to go."""
-        fair = ceil(len(self._home) / len(self._open))
+        """Trajectories that are not where their group belongs now; of the others those beyond each engine's fair share,
+        the newest first to go."""
+        alone = {one: worker for one, worker in self._home.items() if one not in self._groups}
+        fair = ceil(len(alone) / len(self._open))
         at: list[list[str]] = [[] for _ in self._engines]
-        for trajectory, worker in self._home.items():
+        for trajectory, worker in alone.items():
             at[worker].append(trajectory)
-        return [one for worker, held in enumerate(at) for one in held[fair if worker in self._open else 0 :]]
+        surplus = [one for worker, held in enumerate(at) for one in held[fair if worker in self._open else 0 :]]
+        return surplus + [one for one, group in self._groups.items() if self._home.get(one, 0) != self._belongs(group)]
+
+    def _belongs(self, group: int) -> int:
+        return self._open[group % len(self._open)]
 
     async def generate(self, request: Request, group: int | None = None) -> Completion:
         trajectory = request.trajectory
+        if group is not None:
+            self._groups[trajectory] = group
         while True:
             completion = await self._answer(request, group)
             if trajectory not in self._moving:
@@ -68,10 +80,13 @@ class MovingProxy(LLMProxy):
 
     def abort(self, trajectory: str) -> None:
         self._moving.discard(trajectory)
+        self._given_up.add(trajectory)
         super().abort(trajectory)
 
     def release(self, trajectory: str) -> None:
         self._moving.discard(trajectory)
+        self._given_up.discard(trajectory)
+        self._groups.pop(trajectory, None)
         super().release(trajectory)
 
     async def _answer(self, request: Request, group: int | None) -> Completion:

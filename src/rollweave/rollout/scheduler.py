@@ -134,7 +134,10 @@ class RolloutScheduler:
             await self._news.wait()
 
     def _episodes_ended(self) -> int:
+        """With a filter only those of groups that have passed it."""
         whole = sum(len(group.members) for group in self.buffer.groups.values())
+        if self.plan.filter != "none":
+            return whole
         return whole + sum(len(group.finished) for group in self._running.values())
 
     def trained(self, batch: Batch) -> None:

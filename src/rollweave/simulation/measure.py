@@ -11,7 +11,7 @@ from rollweave.config.job import Job
 from rollweave.config.scenario import Scenario
 from rollweave.observability.tokens import CAUSES
 from rollweave.pipelines.journal import Row
-from rollweave.simulation.machines import Machines
+from rollweave.simulation.hardware.machines import Machines
 from rollweave.simulation.outcome import Outcome, PoolUse
 from rollweave.trajectory import Trajectory
 from rollweave.weights.sync import WeightSync

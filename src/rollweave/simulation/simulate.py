@@ -31,15 +31,15 @@ from rollweave.observability.events import Recorder, Sink
 from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
-from rollweave.simulation.faults import Outage, suffer
-from rollweave.simulation.judge import Judge
-from rollweave.simulation.machines import Machines, build, stage
+from rollweave.simulation.hardware.judge import Judge
+from rollweave.simulation.hardware.machines import Machines, build, stage
 from rollweave.simulation.measure import Measure
 from rollweave.simulation.outcome import Outcome
 from rollweave.simulation.workloads.presets import resolve
 from rollweave.simulation.workloads.recorded import RecordedWorkload
 from rollweave.simulation.workloads.source import DrawnWorkload, Workload
-from rollweave.simulation.world import _see_every_failure
+from rollweave.simulation.world.faults import Outage, suffer
+from rollweave.simulation.world.world import _see_every_failure
 
 CHECKPOINTS = Path("modelled")
 """Nothing is written there."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rollweave.mux.job import Job
-from rollweave.mux.policy import ROLLMUX
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.policy import ROLLMUX
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.state import ClusterState
 
 Entry = tuple[int, int, float]
 """Row, column, coefficient."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rollweave.errors import ConfigError
-from rollweave.mux.group import Phases, phases_at
-from rollweave.mux.job import Job
+from rollweave.mux.model.group import Phases, phases_at
+from rollweave.mux.model.job import Job
 
 SLACK = 1e-9
 MOST_CELLS = 400_000

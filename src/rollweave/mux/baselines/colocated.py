@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rollweave.mux.job import Job
-from rollweave.mux.node import Pool, train_pool
-from rollweave.mux.state import ClusterState
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.node import Pool, train_pool
+from rollweave.mux.model.state import ClusterState
 
 ITERATION = 1.0
 """A co-located iteration against a disaggregated one."""

@@ -12,11 +12,11 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rollweave.mux.apply import apply
 from rollweave.mux.baselines.plain import Plain
-from rollweave.mux.job import Job
-from rollweave.mux.plan import Plan
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.apply import apply
+from rollweave.mux.decisions.plan import Plan
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.state import ClusterState
 
 
 class Shares(NamedTuple):

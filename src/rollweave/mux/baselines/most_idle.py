@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from rollweave.mux.baselines.plain import Plain, own_group
 from rollweave.mux.baselines.random_fit import free_nodes, room
-from rollweave.mux.coexec import meta_period
-from rollweave.mux.group import Group
-from rollweave.mux.job import Job
-from rollweave.mux.plan import Plan, Step
-from rollweave.mux.policy import ROLLMUX
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.plan import Plan, Step
+from rollweave.mux.decisions.policy import ROLLMUX
+from rollweave.mux.model.coexec import meta_period
+from rollweave.mux.model.group import Group
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.state import ClusterState
 
 
 @dataclass(frozen=True, slots=True)

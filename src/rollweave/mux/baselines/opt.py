@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rollweave.mux.apply import apply
 from rollweave.mux.baselines.cells import Cell, Cells, pack
 from rollweave.mux.baselines.plain import Plain, own_group
-from rollweave.mux.group import Group, phases_at
-from rollweave.mux.job import Job
-from rollweave.mux.plan import Plan
-from rollweave.mux.policy import ROLLMUX
-from rollweave.mux.slo import paces
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.apply import apply
+from rollweave.mux.decisions.plan import Plan
+from rollweave.mux.decisions.policy import ROLLMUX
+from rollweave.mux.model.group import Group, phases_at
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.slo import paces
+from rollweave.mux.model.state import ClusterState
 
 
 @dataclass(slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rollweave.mux.apply import apply
-from rollweave.mux.job import Job
-from rollweave.mux.plan import Plan, Step
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.apply import apply
+from rollweave.mux.decisions.plan import Plan, Step
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.state import ClusterState
 
 
 class Plain:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rollweave.mux.baselines.plain import Plain, own_group
-from rollweave.mux.group import Group
-from rollweave.mux.job import Job
-from rollweave.mux.plan import Plan, Step
-from rollweave.mux.policy import ROLLMUX
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.plan import Plan, Step
+from rollweave.mux.decisions.policy import ROLLMUX
+from rollweave.mux.model.group import Group
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.state import ClusterState
 from rollweave.seeds import generator
 
 

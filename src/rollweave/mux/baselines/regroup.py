@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rollweave.mux.apply import apply
 from rollweave.mux.baselines.cells import Cells
 from rollweave.mux.baselines.opt import partition, rebuild
 from rollweave.mux.baselines.plain import Plain
-from rollweave.mux.job import Job
-from rollweave.mux.plan import Plan, Step
-from rollweave.mux.policy import ROLLMUX
-from rollweave.mux.scheduler import Scheduler
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.apply import apply
+from rollweave.mux.decisions.plan import Plan, Step
+from rollweave.mux.decisions.policy import ROLLMUX
+from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.state import ClusterState
 
 
 @dataclass(slots=True)

@@ -14,11 +14,11 @@ from rollweave.mux.baselines.opt import Opt
 from rollweave.mux.baselines.random_fit import RandomFit
 from rollweave.mux.baselines.regroup import Regroup
 from rollweave.mux.baselines.solo import Solo
-from rollweave.mux.job import Job
-from rollweave.mux.policy import POLICIES
-from rollweave.mux.replay import Decider
-from rollweave.mux.scheduler import Scheduler
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.policy import POLICIES
+from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.state import ClusterState
+from rollweave.mux.simulation.replay import Decider
 
 
 def _as_it_is(job: Job) -> Job:

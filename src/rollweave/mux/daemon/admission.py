@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollweave.errors import RollweaveError
-from rollweave.mux.apply import apply
 from rollweave.mux.daemon.records import JobRecord, Measured
 from rollweave.mux.daemon.turns import Node, Pool, Seat
-from rollweave.mux.group import Group
-from rollweave.mux.invariants import PlanError
-from rollweave.mux.job import Job
-from rollweave.mux.node import rollout_pool, train_pool
-from rollweave.mux.plan import Plan, Step
-from rollweave.mux.profile import JobProfile
-from rollweave.mux.scheduler import Scheduler
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.apply import apply
+from rollweave.mux.decisions.invariants import PlanError
+from rollweave.mux.decisions.plan import Plan, Step
+from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.group import Group
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.node import rollout_pool, train_pool
+from rollweave.mux.model.profile import JobProfile
+from rollweave.mux.model.state import ClusterState
 
 
 class NeverFits(RollweaveError):
@@ -133,8 +133,8 @@ class Admission:
 
     def restore(self, data: dict[str, Any] | None) -> None:
         """To what `dump` wrote down; None: to nothing."""
+        self.__post_init__()
         if data is None:
-            self.__post_init__()
             return
         rollout, train = data["limits"]
         if (rollout, train) != (self.rollout_nodes, self.train_nodes) and data["home"]:

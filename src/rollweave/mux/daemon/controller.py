@@ -55,6 +55,8 @@ class Ask:
     tokens: int = 0
     warm_seconds: float = 0.0
     """How long the phase that ends here had to wait between its grant and its start."""
+    partly: bool = False
+    """It can begin on some of its nodes."""
 
 
 class Controller:
@@ -133,7 +135,7 @@ class Controller:
     def awaited(self, job: str, attempt: int, epoch: int, keep: int) -> bool:
         """Whether somebody could begin if this turn kept so many nodes only."""
         self._current(job, attempt)
-        return self.turns.awaited(job, epoch, keep)
+        return self.turns.awaited(job, epoch, keep, self._now())
 
     def narrow(self, job: str, attempt: int, epoch: int, keep: int) -> Permit:
         """A rollout of which little is left goes on on fewer nodes."""
@@ -211,7 +213,7 @@ class Controller:
         else:
             nodes = self._nodes_to_visit(record, pool)
         alone_for = self._longest_phase() if ask.wanted == "start" else None
-        self.turns.ask(record.id, ask.ticket, pool, nodes, visit, alone_for)
+        self.turns.ask(record.id, ask.ticket, pool, nodes, visit, alone_for, ask.partly)
 
     def _longest_phase(self) -> float | None:
         """How long a start may keep others waiting; None while there are no others."""

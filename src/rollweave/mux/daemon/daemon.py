@@ -31,8 +31,8 @@ from rollweave.mux.daemon.join import ATTEMPT, FOLDER, JOB
 from rollweave.mux.daemon.records import JobRecord
 from rollweave.mux.daemon.server import make_app
 from rollweave.mux.daemon.store import Store
-from rollweave.mux.policy import policy
-from rollweave.mux.scheduler import Scheduler
+from rollweave.mux.decisions.policy import policy
+from rollweave.mux.decisions.scheduler import Scheduler
 
 LOOK_SECONDS = 1.0
 """How often it looks for starts and permits that take too long; everything else it is told of."""

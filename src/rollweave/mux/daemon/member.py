@@ -67,8 +67,8 @@ class Member:
             except (httpx2.HTTPError, NoDaemon):
                 pause(_backoff(number))
 
-    async def take(self, pool: Pool, step: int, tokens: int = 0) -> int | None:
-        message = self._message(pool, step, tokens)
+    async def take(self, pool: Pool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
+        message = self._message(pool, step, tokens, partly)
         with self.clock.wait("job", f"a turn on the {pool} pool"):
             await self._until("turn", message, self._granted)
         return self.nodes
@@ -107,7 +107,7 @@ class Member:
 
     # --------------------------------------------------------------------------------------------- messages
 
-    def _message(self, wanted: Wanted, step: int, tokens: int) -> dict[str, Any]:
+    def _message(self, wanted: Wanted, step: int, tokens: int, partly: bool = False) -> dict[str, Any]:
         return {
             "attempt": self.attempt,
             "ticket": f"{self.attempt}.{next(self._tickets)}",
@@ -116,6 +116,7 @@ class Member:
             "step": step,
             "tokens": tokens,
             "warm_seconds": self.warm_seconds,
+            "partly": partly,
         }
 
     def _about_permit(self, keep: int = 1) -> dict[str, Any]:

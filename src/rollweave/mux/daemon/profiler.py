@@ -47,11 +47,11 @@ class Stopwatch(Alone):
     phases: list[tuple[Pool, float]] = field(default_factory=list)
     _open: tuple[Pool, float] | None = None
 
-    async def take(self, pool: Pool, step: int, tokens: int = 0) -> int | None:
+    async def take(self, pool: Pool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
         self.stop()
-        nodes = await self.turns.take(pool, step, tokens)
+        await self.turns.take(pool, step, tokens)
         self._open = (pool, self.clock.now())
-        return nodes
+        return None
 
     def stop(self) -> None:
         if self._open is not None:

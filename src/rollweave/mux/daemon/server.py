@@ -51,6 +51,7 @@ class TurnMessage(BaseModel):
     step: int = 0
     tokens: int = 0
     warm_seconds: float = 0.0
+    partly: bool = False
 
 
 class PermitMessage(BaseModel):
@@ -137,7 +138,9 @@ def _routes(desk: Desk) -> list[tuple[str, str, Callable[..., Awaitable[Any]]]]:
 
 
 async def _broken(desk: Desk, request: Request, error: Exception) -> JSONResponse:
-    """What cannot be written down must not be acted on: the daemon ends, and the next one begins from the disk."""
+    """What cannot be written down must not be acted on: the daemon ends, and the next one begins from the disk. Whoever
+    asks this one until then hears of nothing that is not there."""
+    desk.controller.load()
     desk.give_up(str(error))
     return JSONResponse({"detail": str(error)}, 503)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ class Store:
             self._db.executemany("INSERT INTO events (at, name, job, text) VALUES (?, ?, ?, ?)", events)
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
+            with suppress(sqlite3.Error):  # there may be nothing to take back
+                self._db.execute("ROLLBACK")
             raise StoreError(
                 f"{self.path}: cannot be written ({error}); free space on that disk and start again"
             ) from error

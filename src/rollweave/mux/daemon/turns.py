@@ -73,6 +73,8 @@ class Request:
     visit: bool = False
     alone_for: float | None = None
     """Seconds after which others may use its nodes too; None: they are its own."""
+    partly: bool = False
+    """It can begin on some of its nodes."""
 
 
 @dataclass(slots=True)
@@ -149,13 +151,14 @@ class Turns:
         nodes: tuple[Node, ...],
         visit: bool = False,
         alone_for: float | None = None,
+        partly: bool = False,
     ) -> None:
         if self.holds(job, ticket) or self.waits(job, ticket):
             return
         if job in self.permits or job in self.requests:
             raise StalePermit(f"job {job} asks for a turn, but another process of it holds or awaits one already")
         self.asked += 1
-        self.requests[job] = Request(job, ticket, pool, nodes, self.asked, visit, alone_for)
+        self.requests[job] = Request(job, ticket, pool, nodes, self.asked, visit, alone_for, partly)
 
     def give_back(self, job: str, epoch: int) -> Permit:
         permit = self.valid(job, epoch)
@@ -171,11 +174,15 @@ class Turns:
         permit.handed_back += permit.nodes[keep:]
         permit.nodes = permit.nodes[:keep]
 
-    def awaited(self, job: str, epoch: int, keep: int) -> bool:
+    def awaited(self, job: str, epoch: int, keep: int, now: float = 0.0) -> bool:
         """Whether somebody waits who could begin if this turn were narrowed."""
         permit = self.valid(job, epoch)
-        spare = set(permit.nodes[keep:])
-        return any(not request.visit and spare & set(request.nodes) for request in self.requests.values())
+        nodes, handed_back = permit.nodes, permit.handed_back
+        self.narrow(job, epoch, keep)  # only to see
+        try:
+            return any(self._may_use(request, now) for request in self.requests.values() if not request.visit)
+        finally:
+            permit.nodes, permit.handed_back = nodes, handed_back
 
     def holds(self, job: str, ticket: str) -> bool:
         return job in self.permits and self.permits[job].ticket == ticket
@@ -230,16 +237,15 @@ class Turns:
         if all(self._free(node, now) and self._is_next(request, node) for node in request.nodes):
             return request.nodes
         left = tuple(node for node in request.nodes if not self._in_tail(node))
-        if request.visit or len(left) == len(request.nodes):
+        if not request.partly or len(left) == len(request.nodes):
             return ()
         ready = all(self._free(node, now) for node in left) and all(self._is_next(request, n) for n in request.nodes)
         return left if ready else ()
 
     def _in_tail(self, node: Node) -> bool:
         """Whether what is left of somebody's rollout runs on it, and nobody is to have it next yet."""
-        holder = self.holder(node)
-        owed = any(node in permit.owed for permit in self.permits.values())
-        return holder is not None and bool(self.permits[holder].handed_back) and not owed
+        held = any(node in permit.nodes and permit.handed_back for permit in self.permits.values())
+        return held and not any(node in permit.owed for permit in self.permits.values())
 
     def _free(self, node: Node, now: float) -> bool:
         return not self._held(node, now) and not any(node in permit.owed for permit in self.permits.values())

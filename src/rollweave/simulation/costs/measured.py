@@ -17,7 +17,7 @@ from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.costs.training import TrainingCosts
 from rollweave.simulation.costs.transfer import weight_path
 from rollweave.simulation.durations import constant
-from rollweave.simulation.engine import SyncModel
+from rollweave.simulation.world.engine import SyncModel
 
 OVERLAPPED = frozenset({"rollart", "areal", "one_off"})
 """Pipelines in which generation goes on while the trainer works."""

@@ -13,7 +13,7 @@ from typing import Literal
 from rollweave.config.constants import Constants
 from rollweave.config.models import ModelSpec
 from rollweave.simulation.durations import NO_TIME, constant
-from rollweave.simulation.engine import SyncModel
+from rollweave.simulation.world.engine import SyncModel
 
 
 @dataclass(frozen=True, slots=True)

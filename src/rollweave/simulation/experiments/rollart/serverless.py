@@ -10,8 +10,8 @@ from rollweave.config.scenario import Scenario
 from rollweave.simulation.experiments.claims.rollart import SERVERLESS
 from rollweave.simulation.experiments.frame import Experiment, Measurement
 from rollweave.simulation.experiments.setup import Data, pool, task
-from rollweave.simulation.judge import JudgeUse
-from rollweave.simulation.machines import make_judge
+from rollweave.simulation.hardware.judge import JudgeUse
+from rollweave.simulation.hardware.machines import make_judge
 from rollweave.simulation.outcome import Outcome
 from rollweave.simulation.simulate import run, scenario
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from rollweave.mux.crowd import crowd, draw_job
-from rollweave.mux.policy import DEFAULT, ROLLMUX, Policy
-from rollweave.mux.scheduler import Scheduler
+from rollweave.mux.decisions.crowd import crowd, draw_job
+from rollweave.mux.decisions.policy import DEFAULT, ROLLMUX, Policy
+from rollweave.mux.decisions.scheduler import Scheduler
 from rollweave.seeds import generator
 from rollweave.simulation.experiments.claims.rollmux import DECISIONS
 from rollweave.simulation.experiments.frame import Experiment, Measurement

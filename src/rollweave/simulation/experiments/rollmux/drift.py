@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rollweave.mux.baselines.setups import setup
-from rollweave.mux.classes import Workload, draw_jobs
-from rollweave.mux.job import Job
-from rollweave.mux.reality import Drift, Reality
-from rollweave.mux.replay import Outcome, Replay
-from rollweave.mux.trace import TraceJob
-from rollweave.mux.trace_model import generate
+from rollweave.mux.model.job import Job
+from rollweave.mux.simulation.classes import Workload, draw_jobs
+from rollweave.mux.simulation.reality import Drift, Reality
+from rollweave.mux.simulation.replay import Outcome, Replay
+from rollweave.mux.simulation.trace import TraceJob
+from rollweave.mux.simulation.trace_model import generate
 from rollweave.seeds import generator
 from rollweave.simulation.experiments.claims.rollmux import DRIFT
 from rollweave.simulation.experiments.frame import Experiment, Measurement

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import fmean
 
-from rollweave.mux.job import Job
-from rollweave.mux.phases import PhaseReplay, PhaseWorld
-from rollweave.mux.replay import Failure
-from rollweave.mux.scheduler import Scheduler
-from rollweave.mux.state import ClusterState
+from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.state import ClusterState
+from rollweave.mux.simulation.phases import PhaseReplay, PhaseWorld
+from rollweave.mux.simulation.replay import Failure
 from rollweave.simulation.experiments.claims.rollmux import FAILURE
 from rollweave.simulation.experiments.frame import Experiment, Measurement
 from rollweave.simulation.experiments.rollmux.types import TYPES

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rollweave.mux.baselines.gavel import best_shares
-from rollweave.mux.coexec import meta_period
-from rollweave.mux.group import Group
-from rollweave.mux.job import Job
-from rollweave.mux.migration import Migration
-from rollweave.mux.reality import migrated_period
-from rollweave.mux.state import ClusterState
+from rollweave.mux.model.coexec import meta_period
+from rollweave.mux.model.group import Group
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.migration import Migration
+from rollweave.mux.model.state import ClusterState
+from rollweave.mux.simulation.reality import migrated_period
 from rollweave.simulation.experiments.claims.rollmux import MICRO
 from rollweave.simulation.experiments.frame import Experiment, Measurement
 from rollweave.simulation.experiments.rollmux.types import TYPES, Type, group

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollweave.mux.coexec import meta_period
-from rollweave.mux.migration import Migration
-from rollweave.mux.reality import migrated_period
+from rollweave.mux.model.coexec import meta_period
+from rollweave.mux.model.migration import Migration
+from rollweave.mux.simulation.reality import migrated_period
 from rollweave.simulation.experiments.claims.rollmux import MIGRATION
 from rollweave.simulation.experiments.frame import Experiment, Measurement
 from rollweave.simulation.experiments.rollmux.types import TYPES, Type, group

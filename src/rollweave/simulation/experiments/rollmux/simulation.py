@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rollweave.mux.classes import Workload
-from rollweave.mux.replay import Outcome
-from rollweave.mux.simulate import Scenario, simulate
-from rollweave.mux.trace_model import generate
+from rollweave.mux.simulation.classes import Workload
+from rollweave.mux.simulation.replay import Outcome
+from rollweave.mux.simulation.simulate import Scenario, simulate
+from rollweave.mux.simulation.trace_model import generate
 from rollweave.simulation.experiments.claims.rollmux import SIMULATION
 from rollweave.simulation.experiments.frame import Experiment, Measurement, Plot
 

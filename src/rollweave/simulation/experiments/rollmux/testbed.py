@@ -7,10 +7,10 @@ import random
 from collections.abc import Mapping
 
 from rollweave.mux.baselines.setups import setup
-from rollweave.mux.job import Job
-from rollweave.mux.migration import Migration
-from rollweave.mux.reality import Reality
-from rollweave.mux.replay import Outcome, Replay
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.migration import Migration
+from rollweave.mux.simulation.reality import Reality
+from rollweave.mux.simulation.replay import Outcome, Replay
 from rollweave.seeds import generator
 from rollweave.simulation.experiments.claims.rollmux import TESTBED
 from rollweave.simulation.experiments.frame import Experiment, Measurement, Plot

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rollweave.mux.classes import MODELS
-from rollweave.mux.group import Group, phases_at
-from rollweave.mux.profile import JobProfile
+from rollweave.mux.model.group import Group, phases_at
+from rollweave.mux.model.profile import JobProfile
+from rollweave.mux.simulation.classes import MODELS
 
 
 class Type(NamedTuple):

@@ -1,0 +1,80 @@
+"""Tidying up after a departure: small groups are emptied into others where that costs less.
+
+Placement is greedy and departures leave jobs alone on paid nodes; that is where most of the money is lost. A group is
+emptied completely or not at all, every mover must keep its promise including the pause of the move, and the saving
+until the end of the jobs must exceed what the pauses cost. Work per departure is bounded: the group that was left
+comes first, then others as far as the budget of group visits reaches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rollweave.mux.decisions.apply import tried
+from rollweave.mux.decisions.horizon import HOUR, bill, finishes
+from rollweave.mux.decisions.outlook import Views
+from rollweave.mux.decisions.placement import find_place, moved
+from rollweave.mux.decisions.plan import Plan
+from rollweave.mux.decisions.policy import Policy
+from rollweave.mux.model.group import Group
+from rollweave.mux.model.state import ClusterState
+
+LARGEST = 3
+"""Members of a group that is worth emptying."""
+
+
+def consolidated(state: ClusterState, left: int, now: float, policy: Policy) -> Plan:
+    """The moves worth making now that a job has left group `left`."""
+    plan = Plan()
+    budget, views = policy.max_visits, Views(now, policy)
+    for number in _by_promise(state, left, now):
+        if budget <= 0:
+            break
+        if number in state.groups:
+            budget -= len(state.groups) * state.groups[number].size
+            moves = _emptied(state, state.groups[number], now, policy, views)
+            if moves:
+                state = tried(state, moves, now)
+                plan += moves
+    return plan
+
+
+def _by_promise(state: ClusterState, left: int, now: float) -> list[int]:
+    """The group just left, then small ones; among equals the clock decides, so that everybody's turn comes."""
+    small = [group.id for group in state.groups.values() if group.size <= LARGEST and group.id != left]
+    start = int(now) % len(small) if small else 0
+    small = small[start:] + small[:start]
+    small.sort(key=lambda number: state.groups[number].size)
+    first = [left] if left in state.groups and state.groups[left].size <= LARGEST else []
+    return first + small
+
+
+def _emptied(state: ClusterState, group: Group, now: float, policy: Policy, views: Views) -> Plan:
+    """Moves of all members of the group, or none."""
+    members = [state.jobs[name] for name in group.jobs]
+    if any(now - job.moved_at < policy.move_cooldown_s or job.resumes_at >= now for job in members):
+        return Plan()
+    hours = (max(job.finish_at() for job in members) - now) / HOUR
+    if hours * HOUR <= max(job.profile.move_s for job in members):
+        return Plan()  # done before the move would be
+    price = policy.min_saving * len(members)
+    left = _worth(state, group, now, policy) - (price if policy.integrated_cost else price / hours)
+    plan = Plan()
+    for job in sorted(members, key=lambda member: -member.solo_s):
+        mover = replace(job)
+        mover.pause(now)
+        place = find_place(state, mover, now, policy, skip=group.id, below=left, views=views).best
+        if place is None or place.score >= left:
+            return Plan()
+        left -= place.score
+        moves = Plan(moved(state, job, place, f"empties group {group.id}"))
+        state = tried(state, moves, now)
+        plan += moves
+    return plan
+
+
+def _worth(state: ClusterState, group: Group, now: float, policy: Policy) -> float:
+    """What its end saves, in the currency of placement scores."""
+    if not policy.integrated_cost:
+        return state.group_cost(group)
+    return bill(state, group, finishes(state, group), now)

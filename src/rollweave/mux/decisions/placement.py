@@ -1,0 +1,180 @@
+"""Where an arriving (or moving) job goes: RollMux's Algorithm 1, with the reason for every refusal.
+
+Groups are looked at in creation order. Inside a group, direct packing on existing rollout nodes comes first, then
+scaling by just enough new rollout nodes; train nodes are never added. The cheapest place that keeps every promise
+wins, the first found on a tie; a group of its own always works if the pools have room.
+
+Two passes keep it fast. The first (outlook.py) throws out, by sums that are already there, what cannot work, and puts
+a floor under the price of the rest. The second judges candidates from the lowest floor up, until no floor is below
+the best price found. For Algorithm 1 floor and price are the same, so the first candidate that passes is the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+
+from rollweave.mux.decisions.horizon import HOUR, bill, finishes
+from rollweave.mux.decisions.outlook import Candidate, Newcomer, Survey, Views
+from rollweave.mux.decisions.plan import Rejection, Step
+from rollweave.mux.decisions.policy import Policy
+from rollweave.mux.model.group import Group, Mode
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.order import best_order
+from rollweave.mux.model.slo import Late, Verdict, judge
+from rollweave.mux.model.state import ClusterState
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A feasible place: `nodes` of `group` (0: a new group), of which `new` come from the pool."""
+
+    group: int
+    nodes: tuple[int, ...]
+    new: tuple[int, ...]
+    cost: float
+    """Dollars per hour it adds."""
+    score: float
+    """What is minimised: `cost`, or with `integrated_cost` dollars until everybody is done."""
+    mode: Mode = "rr"
+    order: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Search:
+    best: Place | None = None
+    rejections: list[Rejection] = field(default_factory=list)
+
+
+def find_place(
+    state: ClusterState,
+    job: Job,
+    now: float,
+    policy: Policy,
+    skip: int = 0,
+    below: float | None = None,
+    views: Views | None = None,
+) -> Search:
+    """The best place for `job` among all groups but `skip`; with `below` only one with a lower score, else also a
+    group of its own. `views` of the same decision save work."""
+    newcomer = Newcomer(job, now, policy)
+    survey = Survey(state, newcomer, views or Views(now, policy))
+    for group in state.groups.values():
+        if group.id != skip:
+            survey.visit(group)
+    search = Search(None, survey.rejections)
+    search.best = _own_group(state, newcomer) if below is None else None
+    survey.candidates.sort(key=attrgetter("floor"))  # stable: the first found wins a tie
+    for candidate in survey.candidates[: policy.max_judged]:
+        if candidate.floor >= (search.best.score if search.best else below or math.inf):
+            break
+        answer = _judged(state, candidate, newcomer)
+        if isinstance(answer, Rejection):
+            search.rejections.append(answer)
+        elif search.best is None or answer.score < search.best.score:
+            search.best = answer
+    return search
+
+
+def _own_group(state: ClusterState, newcomer: Newcomer) -> Place | None:
+    profile = newcomer.job.profile
+    if not (state.rollout.has(profile.n_roll) and state.train.has(profile.n_train)):
+        return None
+    nodes = state.rollout.peek(profile.n_roll)
+    cost = state.rollout.price * profile.n_roll + state.train.price * profile.n_train
+    score = cost * newcomer.left * newcomer.job.profile.solo_s / HOUR if newcomer.integrated else cost
+    return Place(0, nodes, nodes, cost, score)
+
+
+def _judged(state: ClusterState, candidate: Candidate, newcomer: Newcomer) -> Place | Rejection:
+    """Look closely: can the group run with the newcomer there, in which mode, and at what price?"""
+    group, job, policy = candidate.group, newcomer.job, newcomer.policy
+    trial = group.copy()
+    trial.add(job.id, newcomer.at(group.width).phases, candidate.nodes)
+    trial.order = best_order(trial) if policy.order_search and trial.gang else trial.order
+    jobs = _Members(state.jobs, job)
+    verdicts = [judge(trial, jobs, newcomer.now, policy, mode) for mode in _modes(trial, candidate, policy)]
+    passed = [verdict for verdict in verdicts if verdict.late is None]
+    if not passed:
+        late = verdicts[-1].late
+        assert late is not None
+        return too_late(group.id, late, jobs[late.job])
+    cost = state.rollout.price * len(candidate.new)
+    scored = [(_score(state, group, trial, verdict, newcomer, cost), verdict.mode) for verdict in passed]
+    score, mode = min(scored, key=lambda pair: pair[0])
+    return Place(group.id, candidate.nodes, candidate.new, cost, score, mode, trial.order)
+
+
+def _modes(trial: Group, candidate: Candidate, policy: Policy) -> tuple[Mode, ...]:
+    if policy.fifo == "off" or trial.gang:
+        return ("rr",)
+    if not candidate.round_robin:
+        return ("fifo",)
+    return ("rr", "fifo")
+
+
+def _score(state: ClusterState, group: Group, trial: Group, verdict: Verdict, newcomer: Newcomer, cost: float) -> float:
+    if not newcomer.integrated:
+        return cost + newcomer.policy.slowdown_price * _slowdown(state, group, verdict, newcomer)
+    now, jobs = newcomer.now, _Members(state.jobs, newcomer.job)
+    ends = {name: jobs[name].ends_at(now, verdict.paces[name]) for name in trial.jobs}
+    return bill(state, trial, ends, now) - bill(state, group, finishes(state, group), now)
+
+
+def _slowdown(state: ClusterState, group: Group, verdict: Verdict, newcomer: Newcomer) -> float:
+    """How many jobs' worth of speed the placement takes away, over all members."""
+    if not newcomer.policy.slowdown_price:
+        return 0.0
+    before = sum(state.jobs[name].pace / state.jobs[name].solo_s for name in group.jobs)
+    jobs = _Members(state.jobs, newcomer.job)
+    return sum(pace / jobs[name].solo_s for name, pace in verdict.paces.items() if name in jobs) - before
+
+
+def too_late(group: int, late: Late, job: Job) -> Rejection:
+    text = f"SLO of job {{job}}: {{left:.0f}} s > {{right:.0f}} s ({job.slo:.2f} x {job.solo_s:.0f} s at submission)"
+    return Rejection(group, text, late.seconds, late.limit, late.job)
+
+
+def placed(state: ClusterState, job: Job, place: Place) -> tuple[Step, ...]:
+    """The steps that put an arriving job there."""
+    if place.group == 0:
+        return (_opened(state, job, place, f"new group, +${place.cost:.2f}/h"),)
+    how = f"rollout scaling by {len(place.new)}" if place.new else "direct packing"
+    why = f"{how} into group {place.group}, +${place.cost:.2f}/h"
+    return (Step("place", job.id, place.group, why, place.nodes, place.new), *arranged(state, place))
+
+
+def moved(state: ClusterState, job: Job, place: Place, why: str) -> tuple[Step, ...]:
+    """The steps that put a running job there."""
+    if place.group == 0:
+        return (replace(_opened(state, job, place, f"to a new group: {why}"), kind="move"),)
+    text = f"to group {place.group}, +${place.cost:.2f}/h: {why}"
+    return (Step("move", job.id, place.group, text, place.nodes, place.new), *arranged(state, place))
+
+
+def _opened(state: ClusterState, job: Job, place: Place, why: str) -> Step:
+    train = state.train.peek(job.profile.n_train)
+    return Step("open", job.id, state.next_group, why, place.nodes, place.new, train)
+
+
+def arranged(state: ClusterState, place: Place) -> tuple[Step, ...]:
+    """The host's new mode and order, if they change."""
+    host = state.groups[place.group]
+    if (place.mode, place.order) == (host.mode, host.order):
+        return ()
+    return (Step("arrange", "", place.group, f"run {place.mode}", mode=place.mode, order=place.order),)
+
+
+class _Members(dict[str, Job]):
+    """All jobs and the newcomer, without copying thousands of entries per candidate."""
+
+    def __init__(self, jobs: dict[str, Job], newcomer: Job) -> None:
+        super().__init__({newcomer.id: newcomer})
+        self.rest = jobs
+
+    def __missing__(self, name: str) -> Job:
+        return self.rest[name]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self.rest

@@ -1,0 +1,1 @@
+"""The model of jobs that share pools: profiles, nodes, groups, how long a cycle takes, whose promise holds. Pure."""

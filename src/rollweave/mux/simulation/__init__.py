@@ -1,0 +1,1 @@
+"""Traces of jobs, replayed under a policy."""

@@ -1,0 +1,104 @@
+"""What phases really last, where that is not what was profiled: drift of response lengths, migration of long tails.
+
+The scheduler goes on planning with profiles; the replay asks here for the pace that jobs really have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rollweave.mux.model.group import Group
+from rollweave.mux.model.job import Job
+from rollweave.mux.model.migration import Migration
+from rollweave.mux.model.slo import paces
+from rollweave.mux.model.state import ClusterState
+
+DRIFT_OVER = 90
+"""Iterations over which a profile changes; flat afterwards (RollMux's drift figure shows 90 steps)."""
+
+
+class Drift(NamedTuple):
+    """Phases last `begin` times their profile at first, and linearly come to last `end` times as long."""
+
+    begin: float = 1.0
+    end: float = 1.0
+
+    def factor(self, done: float) -> float:
+        return self.begin + (self.end - self.begin) * min(1.0, done / DRIFT_OVER)
+
+
+@dataclass(slots=True)
+class Reality:
+    migration: Migration | None = None
+    drifts: Mapping[str, Drift] = field(default_factory=dict)
+    profiles: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """What each job was submitted with: the scheduler may have corrected its own copy since."""
+    every_s: float = math.inf
+    """How often jobs report their times."""
+    known: dict[int, tuple[object, dict[str, float]]] = field(default_factory=dict)
+    """Paces by group, and what they were computed from."""
+
+    def settle(self, state: ClusterState, now: float) -> None:
+        """Give every job the pace it really has from now on."""
+        for group in state.groups.values():
+            for name in group.jobs:
+                state.jobs[name].settle(now)
+            for name, pace in self._paces(group, state, now).items():
+                if name in state.jobs:
+                    state.jobs[name].pace = pace
+
+    def measured(self, job: Job, now: float) -> tuple[float, float]:
+        """Rollout and train seconds of the iteration that ends now."""
+        t_roll, t_train = self.profiles.setdefault(job.id, (job.profile.t_roll, job.profile.t_train))
+        factor = self.drifts.get(job.id, Drift()).factor(job.done_at(now))
+        return t_roll * factor, t_train * factor
+
+    def extra_s(self, job: Job) -> float:
+        """How much its work would take alone beyond what was profiled: what a job does more of is not lateness."""
+        drift = self.drifts.get(job.id)
+        if drift is None:
+            return 0.0
+        t_roll, t_train = self.profiles.get(job.id, (job.profile.t_roll, job.profile.t_train))
+        grown = sum(max(0.0, drift.factor(number) - 1) for number in range(int(job.n_iters)))
+        return grown * (t_roll + t_train)
+
+    def _paces(self, group: Group, state: ClusterState, now: float) -> dict[str, float]:
+        if self.drifts:
+            return self._computed(self._drifted(group, state, now))
+        made_of = (group.mode, tuple(group.pins.items()), tuple(group.phases.values()), group.order)
+        before, found = self.known.get(group.id, (None, {}))
+        if before != made_of:
+            found = self._computed(group)
+            self.known[group.id] = (made_of, found)
+        return found
+
+    def _drifted(self, group: Group, state: ClusterState, now: float) -> Group:
+        real = group.copy()
+        for name in group.jobs:
+            job = state.jobs[name]
+            t_roll, t_train = self.measured(job, now)
+            own = group.phases[name]
+            scale = own.train / job.profile.train_at(job.profile.n_train) if job.profile.t_train else 1.0
+            real.retime(name, own._replace(roll=t_roll, train=t_train * scale))
+        return real
+
+    def _computed(self, group: Group) -> dict[str, float]:
+        if self.migration is None or group.mode != "rr" or group.gang or len(group.pins) == 1:
+            return paces(group)
+        return dict.fromkeys(group.pins, migrated_period(group, self.migration))
+
+
+def migrated_period(group: Group, migration: Migration) -> float:
+    """One meta-iteration of round robin if every rollout with somebody waiting behind it gives its node up early."""
+    loads: dict[int, float] = {}
+    longest = group.max_solo
+    for name, nodes in group.pins.items():
+        own = group.phases[name]
+        alone = sum(nodes[0] in other for other in group.pins.values()) == 1
+        held = own.roll if alone else migration.occupancy(own.roll)
+        longest = longest if alone else max(longest, own.shared_solo + migration.move_s)
+        loads[nodes[0]] = loads.get(nodes[0], 0.0) + held + own.switch_roll
+    return max(longest, group.sum_train, *loads.values())

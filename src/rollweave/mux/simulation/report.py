@@ -1,0 +1,93 @@
+"""What a replay found, for programs (`as_json`) and for people (`as_table`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from rollweave.mux.simulation.replay import Outcome
+from rollweave.mux.simulation.trace import quantile
+
+SCALARS = (
+    "total_cost",
+    "average_cost_per_h",
+    "slo_attainment",
+    "slo_attainment_per_iteration",
+    "peak_gpus",
+    "moves_per_hour",
+)
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    ledger = outcome.ledger
+    admitted = sum(outcome.admissions.values()) or 1
+    return {
+        "total_cost": ledger.dollars,
+        "average_cost_per_h": ledger.dollars / outcome.hours if outcome.hours else 0.0,
+        "slo_attainment": outcome.slo_attainment,
+        "slo_attainment_per_iteration": ledger.iterations_in_slo / ledger.iterations if ledger.iterations else 1.0,
+        "peak_gpus": ledger.peak_gpus,
+        "peak_gpus_by_pool": {"rollout": ledger.rollout.peak, "train": ledger.train.peak},
+        "moves_per_hour": outcome.moves / outcome.hours if outcome.hours else 0.0,
+        "moves": outcome.moves,
+        "paused_h": outcome.paused_s / 3600,
+        "bubbles": {"rollout": ledger.rollout.bubble, "train": ledger.train.bubble},
+        "admissions": {how: outcome.admissions[how] / admitted for how in ("direct", "scaling", "isolated")},
+        "cold_start_s": {"mean": fmean(job.cold_start_s for job in outcome.ended) if outcome.ended else 0.0},
+        "waited_s": {"max": max((job.waited_s for job in outcome.ended), default=0.0)},
+        "hours": outcome.hours,
+        "jobs": len(outcome.ended),
+        "missed": [job.job for job in outcome.ended if not job.in_slo],
+        "decision_latency_ms": _latency(outcome),
+        "decisions": [decision._asdict() for decision in outcome.decisions],
+        "cost_over_time": [point._asdict() for point in ledger.points],
+    }
+
+
+def _latency(outcome: Outcome) -> dict[str, float]:
+    times = sorted(decision.latency_ms for decision in outcome.decisions) or [0.0]
+    return {"median": quantile(times, 0.5), "p99": quantile(times, 0.99), "max": times[-1]}
+
+
+def over_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means of what can be averaged; the runs themselves, with their lists, beside them."""
+    means: dict[str, Any] = {name: fmean(run[name] for run in runs) for name in SCALARS}
+    for name in ("bubbles", "admissions", "decision_latency_ms"):
+        means[name] = {key: fmean(run[name][key] for run in runs) for key in runs[0][name]}
+    means["decisions"] = [decision for run in runs for decision in run["decisions"]]
+    if "lower_bound" in runs[0]:
+        means["lower_bound"] = fmean(run["lower_bound"] for run in runs)
+    return {**means, "runs": list(runs)}
+
+
+def as_table(summary: dict[str, Any]) -> str:
+    """One line per figure, units beside it."""
+    bubbles, mix, latency = summary["bubbles"], summary["admissions"], summary["decision_latency_ms"]
+    lines = [
+        (
+            "total cost",
+            f"{summary['total_cost'] / 1000:,.1f} k$",
+            f"{summary['average_cost_per_h']:,.0f} $/h on average",
+        ),
+        ("SLO kept", f"{summary['slo_attainment']:.1%} of jobs", _per_iteration(summary)),
+        ("peak", f"{summary['peak_gpus']:,.0f} GPUs", ""),
+        ("moves", f"{summary['moves_per_hour']:.2f} /h", ""),
+        ("bubbles", f"{bubbles['rollout']:.1%} rollout", f"{bubbles['train']:.1%} train"),
+        ("admitted", f"{mix['direct']:.1%} direct", f"{mix['scaling']:.1%} scaling, {mix['isolated']:.1%} isolated"),
+        (
+            "decisions",
+            f"{len(summary['decisions']):,}",
+            f"{latency['median']:.2f} ms median, {latency['p99']:.2f} ms p99",
+        ),
+    ]
+    if "lower_bound" in summary:
+        over = summary["total_cost"] / summary["lower_bound"]
+        lines.insert(
+            1, ("lower bound", f"{summary['lower_bound'] / 1000:,.1f} k$", f"the cost is {over:.2f} times that")
+        )
+    return "\n".join(f"  {name:<12}{value:<18}{more}".rstrip() for name, value, more in lines)
+
+
+def _per_iteration(summary: dict[str, Any]) -> str:
+    return f"{summary['slo_attainment_per_iteration']:.1%} of iterations"

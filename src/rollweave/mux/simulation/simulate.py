@@ -1,0 +1,61 @@
+"""One replay from its names: trace, policy, workload, seed. What `rollweave mux simulate` and the benches call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rollweave.mux.baselines.bound import lower_bound
+from rollweave.mux.baselines.setups import setup
+from rollweave.mux.simulation.classes import Workload, draw_jobs
+from rollweave.mux.simulation.phases import PhaseReplay
+from rollweave.mux.simulation.replay import Failure, Outcome, Replay
+from rollweave.mux.simulation.trace import TraceJob
+from rollweave.seeds import generator
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that decides how a replay goes, but for the policy."""
+
+    trace: Sequence[TraceJob]
+    workload: Workload = field(default_factory=Workload)
+    failures: float = 0.0
+    """Share of jobs that are killed once, somewhere in their life, and submitted again an hour later."""
+    limit: float = math.inf
+    """Nodes per pool."""
+    host_gb: float = 2048.0
+    """Host memory of a node; it only limits jobs whose workload says `memory`."""
+    phases: bool = False
+    """Every phase by itself instead of mean rates: slower, and the truth about what a change of a group does."""
+
+
+def no_time() -> float:
+    return 0.0
+
+
+def simulate(scenario: Scenario, policy: str, seed: int, stopwatch: Callable[[], float] = no_time) -> Outcome:
+    chosen = setup(policy, seed)
+    for pool in (chosen.state.rollout, chosen.state.train):
+        pool.limit, pool.host_gb = scenario.limit, scenario.host_gb
+    jobs = [chosen.prepare(job) for job in draw_jobs(scenario.trace, scenario.workload, seed)]
+    arrivals = [(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)]
+    replay = (PhaseReplay if scenario.phases else Replay)(chosen.decider, chosen.state, stopwatch)
+    return replay.run(arrivals, draw_failures(scenario, seed))
+
+
+def bound(scenario: Scenario, seed: int) -> float:
+    """What no policy could go below on the same trace and jobs."""
+    jobs = draw_jobs(scenario.trace, scenario.workload, seed)
+    return lower_bound([(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)])
+
+
+def draw_failures(scenario: Scenario, seed: int) -> list[Failure]:
+    failures = []
+    for number, line in enumerate(scenario.trace):
+        draw = generator(seed, "mux", "failure", number)
+        if draw.random() < scenario.failures:
+            at = line.submit_s + draw.random() * line.duration_s
+            failures.append(Failure(f"{number}", at, at + 3600))
+    return failures

@@ -1,0 +1,1 @@
+"""Modelled GPUs: engines by roofline, their trainer, environments by script."""

@@ -1,0 +1,129 @@
+"""From a scenario to modelled machinery: engines by pool, a trainer, environments, a judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollweave.clock import Clock
+from rollweave.cluster.placement import TakingTurns
+from rollweave.config.cluster import GENERATES, Pool
+from rollweave.config.job import Job
+from rollweave.config.scenario import Scenario
+from rollweave.errors import ConfigError
+from rollweave.observability.events import Emitter
+from rollweave.rollout.barrier import TurnBarrier
+from rollweave.rollout.manager import Stage
+from rollweave.rollout.proxy import LLMProxy, affinity
+from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_model
+from rollweave.simulation.costs.roofline import EngineCosts
+from rollweave.simulation.hardware.gpu_engine import GpuEngine
+from rollweave.simulation.hardware.gpu_trainer import GpuTrainer
+from rollweave.simulation.hardware.host_time import environments
+from rollweave.simulation.hardware.judge import Judge, JudgeModel
+from rollweave.simulation.hardware.prefill import PrefillPool
+from rollweave.simulation.hardware.script import ScriptedDialogue
+from rollweave.simulation.hardware.scripted_environment import WorkloadRewards
+from rollweave.simulation.workloads.source import Workload
+from rollweave.simulation.world.engine import SyncModel
+from rollweave.training.protocol import Trainer
+
+
+@dataclass(slots=True)
+class Machines:
+    engines: list[GpuEngine]
+    pools: list[Pool]
+    """Of each engine."""
+    trainer: Trainer
+    core: GpuTrainer
+    """The trainer itself, whatever it is wrapped in."""
+    judge: Judge | None
+    prefill: PrefillPool | None = None
+
+
+def build(
+    scenario: Scenario, job: Job, clock: Clock, judge: Judge | None = None, recorder: Emitter | None = None
+) -> Machines:
+    """`recorder` hears of every turn; a `judge` may belong to several jobs."""
+    sync = weight_model(scenario)
+    prefill = _prefill(scenario, clock)
+    engines, pools = _engines(scenario, job, sync, clock, recorder, prefill)
+    core = GpuTrainer(clock, training_costs(scenario), sync.publish)
+    shared = bool(scenario.cluster.of_role("colocated"))
+    trainer: Trainer = TakingTurns(core, engines) if shared else core
+    return Machines(engines, pools, trainer, core, judge or make_judge(scenario, clock), prefill)
+
+
+def _engines(
+    scenario: Scenario,
+    job: Job,
+    sync: SyncModel,
+    clock: Clock,
+    recorder: Emitter | None,
+    prefill: PrefillPool | None,
+) -> tuple[list[GpuEngine], list[Pool]]:
+    engines: list[GpuEngine] = []
+    pools: list[Pool] = []
+    for pool in scenario.cluster.pools:
+        if pool.role not in GENERATES or pool.role == "prefill":
+            continue
+        costs = engine_costs(scenario, pool)
+        if costs.kv_tokens < job.rollout.max_context:
+            raise ConfigError(
+                f"pool {pool.name}: the KV cache of an engine holds {costs.kv_tokens} tokens, but an episode may have "
+                f"{job.rollout.max_context} (rollout.max_context): raise tensor_parallel or lower max_context"
+            )
+        for _ in range(pool.workers):
+            engines.append(
+                GpuEngine(
+                    clock,
+                    costs,
+                    in_flight=job.in_flight,
+                    sync=sync,
+                    number=len(engines),
+                    prefix_cache=scenario.prefix_cache,
+                    recorder=recorder,
+                    prefill=prefill if pool.role == "decode" else None,
+                )
+            )
+            pools.append(pool)
+    return engines, pools
+
+
+def _prefill(scenario: Scenario, clock: Clock) -> PrefillPool | None:
+    pools = scenario.cluster.of_role("prefill")
+    return PrefillPool(clock, engine_costs(scenario, pools[0]), pools[0].workers) if pools else None
+
+
+def make_judge(scenario: Scenario, clock: Clock) -> Judge | None:
+    pools = scenario.cluster.of_role("reward")
+    if not pools:
+        return None
+    pool, config, constants = pools[0], scenario.judge, scenario.constants
+    elastic = pool.device == "serverless"
+    model = JudgeModel(
+        EngineCosts(scenario.spec(config.model), scenario.cluster.device(pool), constants),
+        pool.count,
+        config.answer_tokens,
+        config.seconds,
+        config.concurrency,
+        elastic,
+        constants.cold_start if config.cold_start is None else config.cold_start,
+        config.idle_seconds,
+        constants.serverless_io if elastic else 0.0,
+    )
+    return Judge(model, clock, scenario.seed)
+
+
+def stage(scenario: Scenario, job: Job, machines: Machines, workload: Workload, clock: Clock) -> Stage:
+    return Stage(
+        clock=clock,
+        proxy=LLMProxy(machines.engines, affinity([pool.tasks for pool in machines.pools])),
+        environment=environments(scenario, workload, clock),
+        dialogue=ScriptedDialogue(),
+        scorer=WorkloadRewards(workload, machines.judge, clock),
+        deadlines=job.rollout.deadlines,
+        max_turns=job.rollout.max_turns,
+        max_context=job.rollout.max_context,
+        barrier=TurnBarrier() if job.pipeline.type == "sync" else None,
+        prompt_replication=job.rollout.prompt_replication,
+    )

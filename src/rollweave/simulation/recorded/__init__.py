@@ -1,0 +1,1 @@
+"""A recorded run, played once more on the virtual clock."""

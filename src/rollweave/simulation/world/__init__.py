@@ -1,0 +1,1 @@
+"""A modelled world without hardware, in which everything can go wrong: what the property tests play in."""

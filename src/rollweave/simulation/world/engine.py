@@ -1,0 +1,203 @@
+"""A modelled engine: every token takes a modelled time, every answer a drawn length.
+
+It keeps the engine contract: tokens carry log-probs, transform and the version current when they were drawn;
+suspending stops it between tokens; committing changes the version of what comes next, and `in_flight` says what
+that does to answers under way. It can die: what is asked of it meanwhile waits for its successor, which has the
+committed weights and begins the open turns again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+
+from rollweave.clock import Clock
+from rollweave.config.job import InFlight
+from rollweave.engines.protocol import Completion, EngineStats, Request
+from rollweave.seeds import generator
+from rollweave.simulation.durations import NO_TIME, Duration
+from rollweave.simulation.world.answer import Answer
+from rollweave.simulation.world.witness import Witness
+from rollweave.weights.fingerprint import Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class SyncModel:
+    """How long the phases of a weight update take."""
+
+    publish: Duration = NO_TIME
+    prepare: Duration = NO_TIME
+    commit: Duration = NO_TIME
+
+
+class SimulatedEngine:
+    def __init__(
+        self,
+        clock: Clock,
+        token_seconds: Duration,
+        answer_tokens: Callable[[Random], int],
+        *,
+        in_flight: InFlight = "recompute",
+        sync: SyncModel | None = None,
+        number: int = 0,
+        witness: Witness | None = None,
+    ) -> None:
+        self._clock = clock
+        self._token_seconds = token_seconds
+        self._answer_tokens = answer_tokens
+        self._in_flight = in_flight
+        self._sync = sync or SyncModel()
+        self._number = number
+        self._witness = witness or Witness()
+        self._stats = EngineStats()
+        self._open: dict[str, Answer] = {}
+        self._caches: dict[str, int] = {}
+        """Trajectory -> the version its KV cache began with."""
+        self._suspensions = 0
+        self._alive = asyncio.Event()
+        self._alive.set()
+        self._standing_since = 0.0
+
+    async def generate(self, request: Request) -> Completion:
+        answer = Answer(request, self._token_seconds, self._answer_tokens)
+        self._begin(answer)
+        try:
+            completion = await answer.done
+        except asyncio.CancelledError:
+            self._catch_up(answer)
+            self._witness.abandoned[request.id] += answer.drawn
+            raise
+        finally:
+            self._end(answer)
+        self._witness.answer(request, completion)
+        return completion
+
+    def abort(self, request_id: str) -> None:
+        answer = self._open.get(request_id)
+        if answer is not None and not answer.done.done():
+            self._catch_up(answer)
+            answer.done.set_result(answer.completion(aborted=True))
+
+    def release(self, trajectory: str) -> None:
+        self._caches.pop(trajectory, None)
+
+    async def suspend(self) -> None:
+        self._stand_still()
+        self._suspensions += 1
+
+    async def resume(self) -> None:
+        self._suspensions -= 1
+        self._go_on()
+
+    async def prepare(self, version: int) -> Fingerprint:
+        await self._alive.wait()
+        await self._clock.sleep(self._sync.prepare(self._rng("prepare", version)))
+        await self._alive.wait()  # a successor stages it again, in no time
+        self._witness.weights.append(("prepared", self._number, version))
+        return simulated_fingerprint(version)
+
+    async def commit(self, version: int) -> None:
+        await self._alive.wait()
+        await self._clock.sleep(self._sync.commit(self._rng("commit", version)))
+        await self._alive.wait()
+        self._witness.weights.append(("committed", self._number, version))
+        self._stats.version, self._stats.checksum = version, simulated_fingerprint(version).checksum
+        if self._in_flight == "restart_turn":
+            self._begin_anew()
+        if self._in_flight != "keep":
+            self._caches = dict.fromkeys(self._caches, version)
+
+    async def stats(self) -> EngineStats:
+        for answer in self._open.values():
+            self._catch_up(answer)
+        busy = self._clock.now() - self._busy_since if self._open else 0.0
+        return replace(self._stats, busy_seconds=self._stats.busy_seconds + busy)
+
+    async def close(self) -> None:
+        pass
+
+    # ------------------------------------------------------------------------------------------- death and revival
+
+    def die(self) -> None:
+        """The process is gone, and with it every cache and every token that was not yet answered."""
+        self._stand_still()
+        self._alive.clear()
+        self._caches.clear()
+        self._begin_anew()
+
+    def revive(self) -> None:
+        self._alive.set()
+        self._go_on()
+
+    def _begin_anew(self) -> None:
+        for answer in self._open.values():
+            if not answer.done.done():
+                self._witness.redrawn[answer.request.id] += answer.drawn
+                self._stats.restarted_tokens += answer.drawn
+                answer.begin(self._clock.now())
+
+    # ------------------------------------------------------------------------------------------------ tokens in time
+
+    @property
+    def _standing(self) -> bool:
+        return self._suspensions > 0 or not self._alive.is_set()
+
+    def _begin(self, answer: Answer) -> None:
+        if not self._open:
+            self._busy_since = self._clock.now()
+        self._open[answer.request.id] = answer
+        self._stats.running = len(self._open)
+        self._caches.setdefault(answer.request.trajectory, self._stats.version)
+        answer.begin(self._clock.now(), answer.request.begun)
+        self._set_timer(answer)
+
+    def _end(self, answer: Answer) -> None:
+        if answer.timer is not None:
+            answer.timer.cancel()
+        del self._open[answer.request.id]
+        self._stats.running = len(self._open)
+        if not self._open:
+            self._stats.busy_seconds += self._clock.now() - self._busy_since
+
+    def _set_timer(self, answer: Answer) -> None:
+        if answer.timer is not None:
+            answer.timer.cancel()
+        answer.timer = asyncio.get_running_loop().call_at(answer.ends_at, self._ring, answer)
+
+    def _ring(self, answer: Answer) -> None:
+        if not self._standing and not answer.done.done():
+            self._catch_up(answer, answer.ends_at)  # the loop may be a nanosecond early
+            answer.done.set_result(answer.completion())
+
+    def _catch_up(self, answer: Answer, now: float | None = None) -> None:
+        if self._standing or answer.done.done():
+            return
+        before = answer.drawn
+        version, cache = self._stats.version, self._caches.get(answer.request.trajectory)
+        answer.draw_until(now or self._clock.now(), version, cache if cache != version else None)
+        self._stats.sampled_tokens += answer.drawn - before
+        self._witness.sampled[answer.request.id] += answer.drawn - before
+
+    def _stand_still(self) -> None:
+        if not self._standing:
+            for answer in self._open.values():
+                self._catch_up(answer)
+            self._standing_since = self._clock.now()
+
+    def _go_on(self) -> None:
+        """Whatever is not drawn yet comes as much later as it stood still."""
+        if self._standing:
+            return
+        for answer in self._open.values():
+            if not answer.done.done():
+                answer.delay(self._clock.now() - max(self._standing_since, answer.began))
+                self._set_timer(answer)
+
+    def _rng(self, what: str, version: int) -> Random:
+        return generator(self._number, what, version)
+
+
+def simulated_fingerprint(version: int) -> Fingerprint:
+    return Fingerprint(version, f"simulated-{version}")

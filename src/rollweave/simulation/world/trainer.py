@@ -1,0 +1,52 @@
+"""A modelled trainer: refuses what a real one refuses, takes a modelled time, learns nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollweave.clock import Clock
+from rollweave.seeds import generator
+from rollweave.simulation.durations import NO_TIME, Duration
+from rollweave.simulation.world.engine import simulated_fingerprint
+from rollweave.training.protocol import Metrics
+from rollweave.trajectory import Batch
+from rollweave.weights.fingerprint import Fingerprint
+
+
+class SimulatedTrainer:
+    def __init__(
+        self,
+        clock: Clock,
+        step_seconds: Duration,
+        seed: int,
+        publish_seconds: Duration = NO_TIME,
+        save_seconds: Duration = NO_TIME,
+    ) -> None:
+        self._clock = clock
+        self._step_seconds = step_seconds
+        self._publish_seconds = publish_seconds
+        self._save_seconds = save_seconds
+        self._seed = seed
+        self.batches: list[Batch] = []
+        self.saved: dict[str, str] = {}
+        """Checkpoint by name -> what it keeps of the driver."""
+
+    async def train_step(self, batch: Batch) -> Metrics:
+        batch.check()
+        await self._clock.sleep(self._step_seconds(generator(self._seed, "train", batch.step)))
+        self.batches.append(batch)
+        return {"tokens/trained": float(batch.sampled_tokens)}
+
+    async def publish(self, version: int) -> Fingerprint:
+        await self._clock.sleep(self._publish_seconds(generator(self._seed, "publish", version)))
+        return simulated_fingerprint(version)
+
+    async def save(self, folder: Path, driver: str) -> None:
+        await self._clock.sleep(self._save_seconds(generator(self._seed, "save", folder.name)))
+        self.saved[folder.name] = driver
+
+    async def load(self, folder: Path) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
