@@ -171,7 +171,12 @@ def test_what_cannot_be_written_down_ends_the_daemon(site: Site, monkeypatch: py
     def full(*anything: object) -> None:
         raise StoreError("state.db: cannot be written (disk is full)")
 
+    job = site.theatre.running("a")
+    site.theatre.ask(job, "rollout", ticket="1")
+    held, attempt = site.theatre.controller.turns.permits[job].epoch, site.theatre.controller.get(job).attempt
     monkeypatch.setattr(type(site.theatre.store), "save", full)
-    answer = site.post("/jobs", JOB)
-    assert (answer.status_code, answer.json()["detail"]) == (503, "state.db: cannot be written (disk is full)")
+    for path, body in (("/jobs", JOB), (f"/jobs/{job}/turn", turn(attempt, "2", "train", held))):
+        answer = site.post(path, body)
+        assert (answer.status_code, answer.json()["detail"]) == (503, "state.db: cannot be written (disk is full)")
+        assert site.theatre.on_disk() == site.theatre.in_memory(), "nobody hears of what is not on the disk"
     assert site.desk.leaving.is_set() and not site.desk.stopping.is_set()

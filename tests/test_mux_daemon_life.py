@@ -127,11 +127,12 @@ def test_a_rollout_that_began_on_fewer_nodes_is_not_taken_for_a_slow_one(tmp_pat
     first = theatre.ask(a, "rollout")
     assert first is not None and len(first.nodes) == 2
     assert not controller.awaited(a, attempt, first.epoch, 1)
-    theatre.ask(b, "rollout", ticket="b1")
+    asked = Ask(b, controller.get(b).attempt, "b1", "rollout", partly=True)
+    assert controller.ask(asked) is None
     assert controller.awaited(a, attempt, first.epoch, 1)
     theatre.time += 3.0
     controller.narrow(a, attempt, first.epoch, 1)
-    begun = controller.ask(Ask(b, controller.get(b).attempt, "b1", "rollout"))
+    begun = controller.ask(asked)
     assert begun is not None and len(begun.nodes) == 1
     assert controller.widened(b, controller.get(b).attempt, begun.epoch) is None
     theatre.time += 2.0

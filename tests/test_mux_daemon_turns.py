@@ -69,7 +69,7 @@ class Stage:
             self.ends.setdefault(player.name, []).append(self.clock.now())
 
     async def _phase(self, player: Player, pool: Pool, ticket: str) -> int:
-        self.turns.ask(player.name, ticket, pool, player.seat.nodes[pool])
+        self.turns.ask(player.name, ticket, pool, player.seat.nodes[pool], partly=player.tail is not None)
         self.look_again()
         while not self.turns.holds(player.name, ticket):
             await self.changed.wait()
@@ -264,7 +264,7 @@ def test_the_next_begins_on_what_a_tail_has_left_and_gets_the_rest_later() -> No
     turns.ask("a", "1", "rollout", BOTH)
     a = turns.grant(now=0.0)[0]
     assert not turns.awaited("a", a.epoch, 1), "there is nobody to make room for"
-    turns.ask("b", "1", "rollout", BOTH)
+    turns.ask("b", "1", "rollout", BOTH, partly=True)
     assert turns.awaited("a", a.epoch, 1) and turns.grant(now=8.0) == []
     turns.narrow("a", a.epoch, 1)
     turns.narrow("a", a.epoch, 1)  # told twice
@@ -289,10 +289,39 @@ def test_a_tail_lets_nobody_in_before_their_turn() -> None:
     turns.ask("a", "1", "rollout", BOTH)
     a = turns.grant()[0]
     turns.ask("c", "1", "rollout", ("rollout-1",))
+    assert not turns.awaited("a", a.epoch, 1), "nobody could begin"
+    assert a.nodes == BOTH and a.handed_back == ()
     turns.narrow("a", a.epoch, 1)
     assert turns.grant() == [], "it is b's turn, whether it is ready or not"
     with pytest.raises(StalePermit):
         turns.narrow("a", a.epoch + 1, 1)
+
+
+def test_who_needs_all_nodes_at_once_waits_for_all() -> None:
+    turns = Turns()
+    turns.join("a", wide(0))
+    turns.join("b", wide(1))
+    turns.ask("a", "1", "rollout", BOTH)
+    a = turns.grant()[0]
+    turns.ask("b", "1", "rollout", BOTH)
+    assert not turns.awaited("a", a.epoch, 1)
+    turns.narrow("a", a.epoch, 1)
+    assert turns.grant() == []
+    turns.give_back("a", a.epoch)
+    assert turns.grant()[0].nodes == BOTH
+
+
+def test_a_tail_beside_a_start_that_takes_long_is_still_a_tail() -> None:
+    turns = Turns()
+    turns.join("a", wide(0))
+    turns.join("b", wide(1))
+    turns.ask("new", "n", "rollout", ("rollout-0",), visit=True, alone_for=5.0)
+    turns.grant(now=0.0)
+    turns.ask("a", "1", "rollout", BOTH)
+    a = turns.grant(now=6.0)[0]
+    turns.ask("b", "1", "rollout", BOTH, partly=True)
+    turns.narrow("a", a.epoch, 1)
+    assert [permit.nodes for permit in turns.grant(now=7.0)] == [("rollout-1",)]
 
 
 def test_an_old_epoch_is_refused() -> None:

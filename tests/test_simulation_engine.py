@@ -330,3 +330,24 @@ def test_a_moved_request_draws_only_the_rest_and_computes_its_context_anew() -> 
     assert (tokens(whole), whole.finish, len(whole.spans)) == (400, "stop", 1)
     rest = Asked(0.0, 1000 + half, 400 - half)
     assert seconds == pytest.approx(Stepping(costs(), [rest]).run()[0], rel=1e-6)
+
+
+def test_the_first_step_after_a_pause_takes_longer() -> None:
+    slow = costs()
+    slow.wake = 0.5
+
+    async def main(clock: Clock, costs: EngineCosts) -> list[float]:
+        engine, seconds = GpuEngine(clock, costs), []
+        for number in range(2):
+            began = clock.now()
+            both = [engine.generate(request(f"{number}{n}", 100, 10 * (n + 1))) for n in range(2)]
+            await both[0]
+            both.append(engine.generate(request(f"{number}x", 100, 20)))
+            for each in both:
+                await each
+            seconds.append(clock.now() - began)
+            await clock.sleep(5.0)
+        return seconds
+
+    awake, woken = (run_virtual(lambda clock, each=each: main(clock, each)) for each in (costs(), slow))
+    assert woken == pytest.approx([each + 0.5 for each in awake]), "once per pause, not per request"

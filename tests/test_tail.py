@@ -120,6 +120,40 @@ def test_who_is_given_up_while_it_moves_is_given_up() -> None:
     run_virtual(main)
 
 
+def test_who_was_given_up_is_not_moved() -> None:
+    async def main(clock: Clock) -> None:
+        hall = Hall.of(clock, 2)
+        talks = [asyncio.create_task(hall.talk(f"t{n}", turns=1)) for n in range(2)]
+        await clock.sleep(0.5)
+        hall.proxy.abort("t1")  # its engine has answered; nobody has looked yet
+        assert await hall.proxy.use(1) == 0
+        assert (await talks[1])[0].finish == "aborted"
+        assert (await talks[0])[0].finish != "aborted"
+
+    run_virtual(main)
+
+
+def test_members_that_stay_together_move_together() -> None:
+    async def main(clock: Clock) -> None:
+        hall = Hall.of(clock, 2)
+        await hall.proxy.use(1)
+
+        async def ask(group: int, member: int) -> Completion:
+            name = f"g{group}m{member}"
+            request = Request(name, name, [1], derive(group, member), Sampling(max_tokens=8))
+            return await hall.proxy.generate(request, group)
+
+        asked = [asyncio.create_task(ask(group, member)) for group in range(2) for member in range(3)]
+        await clock.sleep(0.5)
+        assert await hall.proxy.use(2) == 3
+        assert await hall.proxy.use(2) == 0, "everybody is where it belongs"
+        await clock.sleep(0)
+        assert [(await engine.stats()).running for engine in hall.engines] == [3, 3]
+        await asyncio.gather(*asked)
+
+    run_virtual(main)
+
+
 # ------------------------------------------------------------------------------------------------------- batches
 
 
@@ -195,6 +229,12 @@ def test_most_is_done_before_room_is_made_and_everything_is_where_it_was_told_to
         last = max(n for n, event in enumerate(events[:place]) if event.name in ("weights.commit", "group.admit"))
         ended = sum(event.name == "trajectory.end" for event in events[last:place])
         assert ended >= 0.8 * 20
+
+
+def test_no_room_is_made_where_an_evaluation_follows() -> None:
+    world, met = shared(World(engines=4, environment=LONG_TAIL, token_seconds=constant(0.05)), seed=1)
+    run(make_job({"type": "sync+"}, seed=3, evaluate=1), world)
+    assert not any("narrow" in word for word in met[0].said)
 
 
 def test_alone_nobody_makes_room() -> None:

@@ -25,6 +25,8 @@ class EngineTimes(Section):
     """More for each token in the caches of the batch."""
     prefill_token: Seconds = 0.0
     """More for each token of context that the step computes."""
+    wake: Seconds = 0.0
+    """More for the first step after a pause."""
 
     @model_validator(mode="after")
     def _one_each(self) -> EngineTimes:

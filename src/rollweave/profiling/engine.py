@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from rollweave.engines.torch.engine import TorchEngine
 
 REPEATS = 9
-"""Steps of a kind, of which the median counts. The quickest is what a step can take, not what it takes: a single request
-has caches to warm that a large batch keeps warm for itself, and its steps vary by half."""
+"""Steps of a kind, of which the median counts: the quickest is what a step can take, not what it takes."""
+
+PAUSE = 0.05
+"""Seconds in which the machine forgets an engine: caches go cold, cores go to sleep."""
 
 TOKEN = 5
 """Any token: what is computed does not depend on it."""
@@ -45,7 +47,10 @@ def measure_engine(engine: TorchEngine, slots: int, lengths: Lengths) -> EngineT
     cached = max(0.0, probe.decode(slots, long) - decode[-1]) / (slots * max(1, long - short))
     seconds = [max(1e-6, each - cached * batch * short) for batch, each in zip(batches, decode, strict=True)]
     prefill = probe.prefill(slots, lengths, decode[-1])
-    return EngineTimes(batches=tuple(batches), seconds=_rising(seconds), cached_token=cached, prefill_token=prefill)
+    wake = round(max(0.0, probe.turn(lengths, PAUSE) - probe.turn(lengths, 0.0)), 7)
+    return EngineTimes(
+        batches=tuple(batches), seconds=_rising(seconds), cached_token=cached, prefill_token=prefill, wake=wake
+    )
 
 
 def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
@@ -84,6 +89,18 @@ class _Probe:
             seconds.append(max(0.0, took - decode) / max(1, new))
         self._end(names)
         return round(median(seconds), 8) if seconds else 0.0
+
+    def turn(self, lengths: Lengths, pause: float) -> float:
+        """Seconds of a single request with a short answer, after a pause."""
+        seconds = []
+        for _ in range(REPEATS):
+            names = self._ask(1, lengths.prompt, 1)
+            self._drain()
+            self._ask(1, min(lengths.prompt + lengths.observation, self._engine.max_context - 3), 2, names)
+            time.sleep(pause)
+            seconds.append(self._drain())
+            self._end(names)
+        return median(seconds)
 
     def _ask(self, batch: int, context: int, answer: int, names: Sequence[str] = ()) -> Sequence[str]:
         names = names or [f"probe-{next(self._numbers)}" for _ in range(batch)]

@@ -36,7 +36,7 @@ class MovingProxy(LLMProxy):
         """From now on only the first so many engines are used, and evenly: what is too much for one, or under way on
         another, is moved. Returns how many answers were moved. Engines that are not used have nothing to do then."""
         self._open = self._first[workers]
-        leaving = self._surplus()
+        leaving = [trajectory for trajectory in self._surplus() if trajectory not in self._moving]
         async with AsyncExitStack() as standing:  # requests leave an engine between two of its steps
             for worker in {self._home[trajectory] for trajectory in leaving}:
                 standing.push_async_callback(self._engines[worker].resume)

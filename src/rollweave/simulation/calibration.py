@@ -113,6 +113,7 @@ def _scaled_engine(times: EngineTimes, factor: float) -> EngineTimes:
             "seconds": tuple(round(each * factor, 7) for each in times.seconds),
             "cached_token": times.cached_token * factor,
             "prefill_token": times.prefill_token * factor,
+            "wake": times.wake * factor,
         }
     )
 
@@ -130,6 +131,7 @@ def summary(profile: Scenario) -> str:
         (f"engine step, {engine.batches[-1]} requests", f"{engine.seconds[-1] * 1e3:.2f} ms"),
         ("  per 1,000 tokens in caches", f"{engine.cached_token * 1e6:.2f} ms"),
         ("  per 1,000 tokens of context", f"{engine.prefill_token * 1e6:.2f} ms"),
+        ("  the first after a pause", f"{engine.wake * 1e3:+.2f} ms"),
         ("train step, whatever the batch", f"{times.trainer.step * 1e3:.0f} ms"),
         ("  per 1,000 tokens", f"{times.trainer.token * 1e6:.0f} ms"),
         ("weights: publish, prepare, commit", _milliseconds(times.weights)),

@@ -71,6 +71,7 @@ class MeasuredEngine(EngineCosts):
         super().__init__(like.model, like.device, like.constants, like.tensor_parallel)
         self.max_batch, self.kv_tokens = like.max_batch, like.kv_tokens
         self.per_cached_token = times.cached_token * slower
+        self.wake = times.wake * slower
         self._times = times
         self._slower = slower
 

@@ -37,6 +37,8 @@ class EngineCosts:
         self.per_cached_token = max(
             model.kv_bytes_per_token / self.bandwidth, model.attention_flops_per_pair / self.flops
         )
+        self.wake = 0.0
+        """Seconds that the first step after a pause takes longer."""
         self.max_batch = constants.max_batch
         self.prefill_chunk = constants.prefill_chunk
         self.kv_tokens = self._kv_tokens()

@@ -138,8 +138,10 @@ class ContinuousBatch:
         steps = 1 if tokens <= costs.prefill_chunk else costs.prefill_steps(tokens)
         if stretch.steps_more < steps:
             stretch.steps_more = steps
+        if costs.wake and batch == len(turns):  # nobody ran
+            stretch.extra += costs.wake
         # Of all that is to be computed, not only of what is new: together it may be too much to hide behind the reads.
-        stretch.more = stretch.recompute + costs.prefill(tokens, stretch.pairs_more, batch)
+        stretch.more = stretch.extra + costs.prefill(tokens, stretch.pairs_more, batch)
         self._resize()
         for turn in turns:
             turn.joined = self.step
@@ -221,7 +223,7 @@ class ContinuousBatch:
         self.stats.recomputed_tokens += tokens
         self.stats.recompute_seconds += seconds
         self._stretch.more += seconds
-        self._stretch.recompute += seconds
+        self._stretch.extra += seconds
         self._stretch.steps_more = max(1, self._stretch.steps_more)
 
     def restart_all(self) -> None:

@@ -14,7 +14,7 @@ from math import floor, sqrt
 
 class Stretch:
     __slots__ = (
-        *("batch", "cached", "fixed", "more", "pairs_more", "per_token", "recompute"),
+        *("batch", "cached", "extra", "fixed", "more", "pairs_more", "per_token"),
         *("steps_more", "tokens_more"),
     )
 
@@ -31,8 +31,8 @@ class Stretch:
         self.tokens_more = 0.0
         """... of so many tokens: whoever joins before they are computed shares their steps."""
         self.pairs_more = 0.0
-        self.recompute = 0.0
-        """Seconds of `more` in which caches are rebuilt under new weights."""
+        self.extra = 0.0
+        """Seconds of `more` for other things than new context: caches rebuilt under new weights, waking up."""
 
     def seconds(self, steps: int) -> float:
         """How long so many steps take from now on."""
@@ -61,10 +61,10 @@ class Stretch:
             self.more *= share
             self.tokens_more *= share
             self.pairs_more *= share
-            self.recompute *= share
+            self.extra *= share
 
     def forget_more(self) -> None:
-        self.more = self.tokens_more = self.pairs_more = self.recompute = 0.0
+        self.more = self.tokens_more = self.pairs_more = self.extra = 0.0
         self.steps_more = 0
 
     def _inverse(self, seconds: float, fixed: float) -> int:
