@@ -24,9 +24,10 @@ def job(pools: list[Data], seed: int, small: bool) -> Scenario:
             "seed": seed,
             "cluster": {"pools": [*pools, pool("train", "H800", 8)]},
             "workload": {"tasks": [task("gem-math", judged=True)]},
-            "rollout": {"groups_per_step": 4 if small else 14, "group_size": 6, "max_context": 16384},  # batch 84
+            "rollout": {"groups_per_step": 4 if small else 84, "group_size": 8, "max_context": 16384},  # batch 84
             "pipeline": {"type": "sync+"},
-            "judge": {"cold_start": 2.0, "idle_seconds": 5.0},  # a platform that has the image and scales down at once
+            # A verdict in a few words, on a platform that has the image and scales down at once.
+            "judge": {"answer_tokens": {"type": "constant", "value": 64}, "cold_start": 2.0, "idle_seconds": 5.0},
             "steps": 2 if small else 10,
         }
     )
