@@ -127,8 +127,8 @@ SERVERLESS = Study(
     where="section 7.3, R3",
     title="Reward as functions shared by three jobs against dedicated reward GPUs",
     known="16 H800 a job: 8 train, 4 rollout, 4 reward against 8 train, 8 rollout; Qwen3-8B at 16k, 7B judge, batch 84",
-    chosen="a batch is 84 prompts of 8 responses; a verdict of 64 tokens, arrival of the three jobs, scaling rule of the "
-    "function platform",
+    chosen="a batch is 84 prompts of 8 responses; a verdict of 64 tokens, arrival of the three jobs, scaling rule of "
+    "the function platform",
     claims=(
         Claim("utilisation of dedicated reward GPUs", "shape", 6.0, "P", "%", holds="below 15 %"),
         Claim("utilisation of shared functions", "shape", 88.0, "P", "%", holds="above 60 %"),
