@@ -18,6 +18,7 @@ from rollweave.config.job import Job
 from rollweave.errors import EnvironmentFailed
 from rollweave.rollout.ledger import LedgerError
 from rollweave.rollout.scheduler import RolloutScheduler
+from rollweave.runs.resume import DriverState
 from rollweave.simulation.durations import NO_TIME, constant, lognormal, normal
 from rollweave.simulation.world.engine import SyncModel
 from rollweave.simulation.world.environment import EnvironmentModel
@@ -230,3 +231,17 @@ def test_weights_travel_beside_training() -> None:
         }
         assert seconds["sync+"] == pytest.approx(18.0, abs=0.5)
         assert seconds["rollart"] == pytest.approx(10.0, abs=0.5)
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 3])
+def test_nothing_is_begun_that_no_step_will_train(alpha: int) -> None:
+    """What the last checkpoint says of open tasks is true when the run has ended."""
+    result = run(
+        make_job(rollart(alpha), save=1), World(sync=SyncModel(prepare=constant(0.4)), save_seconds=constant(2.0))
+    )
+    kept = DriverState.load(result.trainer.saved["step-6"]).scheduler.ledger
+    named = {
+        name: [e.data["group"] for e in result.recorder.events if e.name == name]
+        for name in ("group.admit", "task.end")
+    }
+    assert set(named["group.admit"]) - set(named["task.end"]) == set(kept.open_tasks)

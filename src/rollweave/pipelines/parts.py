@@ -58,6 +58,8 @@ class Parts:
     """The version of the newest checkpoint of this history."""
     stopping: bool = False
     """The user has seen enough: no further step."""
+    done: bool = False
+    """The last step is trained, earlier than planned: nothing is begun any more."""
     _trainer_at_work: bool = False
     """It trains, and is ahead of `version`, or it saves."""
     _standing: bool = False
@@ -135,10 +137,11 @@ class Parts:
             evaluation = await due.result() if due is not None else None
         await self.journal.record(batch, metrics, evaluation, self.weights.checksum)
         self._trainer_at_work = False
+        self.done = self._reached_target(evaluation, batch.step) or self.stopping
         every = self.milestones.checkpoint_every
         if every and self.version % every == 0:
             await self.save_checkpoint()
-        return self._reached_target(evaluation, batch.step) or self.stopping
+        return self.done or self.stopping
 
     def _reached_target(self, evaluation: Evaluation | None, step: int) -> bool:
         target = self.milestones.target

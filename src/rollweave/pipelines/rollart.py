@@ -16,14 +16,13 @@ for bit.
 from __future__ import annotations
 
 import asyncio
-import itertools
 
 from rollweave.pipelines.parts import Parts
 
 
 async def rollart(parts: Parts, first: int, last: int) -> None:
     async with asyncio.TaskGroup() as tasks:
-        updates = tasks.create_task(_update_engines(parts, first), name="updates")
+        updates = tasks.create_task(_update_engines(parts, first, last), name="updates")
         for step in range(first, last):
             with parts.phase("sync_exposed", step):
                 await parts.weights.reached(step - parts.scheduler.bound.whole)  # older data would not be consumed
@@ -36,17 +35,20 @@ async def rollart(parts: Parts, first: int, last: int) -> None:
             if await parts.finish_step(batch, metrics):
                 break
         if not parts.stopping:
-            await parts.weights.reached(parts.version)
+            await parts.weights.reached(min(parts.version, last - 1))  # an update is not cut in two
         updates.cancel()
     await parts.finish_run()
 
 
-async def _update_engines(parts: Parts, first: int) -> None:
-    """Each version as soon as the trainer has it, beside training; an evaluation under way ends first."""
-    for version in itertools.count(first):
+async def _update_engines(parts: Parts, first: int, last: int) -> None:
+    """Each version but the last, from which nothing is trained, as soon as the trainer has it, beside training; an
+    evaluation under way ends first."""
+    for version in range(first, last):
         await parts.weights.published(version)
         await parts.weights.stage(version)
         await parts.settle_evaluation()
         await parts.weights.commit(version)  # suspend, swap, resume; caches are rebuilt from tokens
+        if parts.done:
+            return
         parts.scheduler.advance(version)
         parts.start_evaluation(version)
