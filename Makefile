@@ -61,7 +61,7 @@ recipes: $(DEV) ## train every recipe to its target
 	@$(BIN)/python -m tools.recipes
 
 docs: $(CORE) ## write the pages that come from the code
-	@$(BIN)/python -m rollweave.config.reference > docs/configuration.md
+	@$(BIN)/python -m tools.reference > docs/configuration.md
 	@$(BIN)/python -m rollweave.observability.catalogue > docs/metrics.md
 	@echo "wrote docs/configuration.md and docs/metrics.md"
 

@@ -13,9 +13,7 @@ from rollweave.observability import catalogue
 from rollweave.observability.accounting import Accountant
 from rollweave.observability.bias import DurationBias, survival_mean
 from rollweave.observability.events import Event
-from rollweave.observability.queues import QueueMeter
-from rollweave.observability.slots import SlotMeter
-from rollweave.observability.tokens import CAUSES, TokenBooks
+from rollweave.observability.meters import CAUSES, QueueMeter, SlotMeter, TokenBooks
 from rollweave.rollout.ledger import AttemptEnd
 from rollweave.simulation.durations import constant, lognormal
 from rollweave.simulation.world.environment import EnvironmentModel

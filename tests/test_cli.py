@@ -12,8 +12,7 @@ import pytest
 
 from rollweave.cli.main import main
 from rollweave.config.job import Job
-from rollweave.config.load import load_job
-from rollweave.config.plan import save_resolved
+from rollweave.config.load import load_job, save_resolved
 from rollweave.errors import RollweaveError
 
 JOB = "model: {type: tiny}\nenvironment: {type: frozen_lake}\npipeline: {type: sync+}\n"

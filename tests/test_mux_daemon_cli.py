@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from rollweave.cli.main import main
-from rollweave.cluster.machine import Process, alive, only_one, pause
 from rollweave.mux.daemon.client import Client, ClusterError
-from rollweave.mux.daemon.ending import forget_ending, how_it_ended
-from rollweave.mux.daemon.files import StateFolder
-from rollweave.mux.daemon.screens import cluster_screen, explain_screen, jobs_screen
+from rollweave.mux.daemon.records import forget_ending, how_it_ended
+from rollweave.mux.daemon.store import StateFolder
+from rollweave.mux.daemon.views import cluster_screen, explain_screen, jobs_screen
+from rollweave.runtimes.machine import Process, alive, only_one, pause
 
 JOB = """
 name: small
@@ -106,7 +106,7 @@ def test_how_a_run_ended_is_read_from_what_it_left(tmp_path: Path) -> None:
 
 
 def test_a_process_number_that_was_given_to_somebody_else_is_not_our_process() -> None:
-    from rollweave.cluster.machine import _started
+    from rollweave.runtimes.machine import _started
 
     born = _started(os.getpid())
     assert born is not None and alive(Process(os.getpid(), born))

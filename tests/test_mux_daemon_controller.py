@@ -12,7 +12,7 @@ from mux_daemon_stage import Theatre
 from rollweave.mux.daemon.admission import NeverFits
 from rollweave.mux.daemon.controller import KILLS, LEASE_SECONDS, Refused, UnknownJob
 from rollweave.mux.daemon.store import Store, StoreError
-from rollweave.mux.daemon.turns import StalePermit
+from rollweave.mux.permits import StalePermit
 
 
 @pytest.fixture
@@ -210,9 +210,9 @@ def test_a_job_that_can_never_fit_is_refused(theatre: Theatre) -> None:
     assert theatre.controller.jobs == {}
     large = theatre.submit("large")
     theatre.launch(large)
-    from rollweave.mux.daemon.records import Measured
+    from rollweave.mux.daemon.records import PhaseTimes
 
-    theatre.controller.profiled(large, 1, Measured(1.0, 1.0), memory_gb=40.0)
+    theatre.controller.profiled(large, 1, PhaseTimes(1.0, 1.0), memory_gb=40.0)
     theatre.controller.exited(large, "finished")
     assert theatre.controller.get(large).state == "failed"
     assert "40.0 GB" in theatre.controller.get(large).error
@@ -261,9 +261,9 @@ def _do(theatre: Theatre, job: str, what: int) -> None:
     elif record.process is None and record.state != "waiting":
         theatre.launch(job)
     elif record.state == "profiling":
-        from rollweave.mux.daemon.records import Measured
+        from rollweave.mux.daemon.records import PhaseTimes
 
-        controller.profiled(job, record.attempt, Measured(2.0 + what, 3.0), 1.0)
+        controller.profiled(job, record.attempt, PhaseTimes(2.0 + what, 3.0), 1.0)
         controller.exited(job, "finished")
     elif record.state == "running":
         _run(theatre, job, what)

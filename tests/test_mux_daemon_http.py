@@ -11,11 +11,9 @@ import pytest
 
 from mux_daemon_stage import Theatre
 from rollweave.clock import Clock
-from rollweave.mux.daemon import desk as desk_module
-from rollweave.mux.daemon.desk import Desk
-from rollweave.mux.daemon.files import StateFolder
-from rollweave.mux.daemon.server import make_app
-from rollweave.mux.daemon.store import StoreError
+from rollweave.mux.daemon import server as desk_module
+from rollweave.mux.daemon.server import Desk, make_app
+from rollweave.mux.daemon.store import StateFolder, StoreError
 
 JOB = {"name": "a", "source": "a.yaml", "job_yaml": "name: a", "slo": 1.5, "steps": 3}
 

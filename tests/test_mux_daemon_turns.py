@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollweave.clock import Clock, run_virtual
-from rollweave.mux.daemon.turns import Discipline, Permit, Pool, Seat, StalePermit, Turns
+from rollweave.mux.permits import Discipline, Permit, PermitTable, Seat, SharedPool, StalePermit
 
-POOLS: tuple[Pool, ...] = get_args(Pool)
+POOLS: tuple[SharedPool, ...] = get_args(SharedPool)
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Player:
 
     name: str
     seat: Seat
-    seconds: dict[Pool, float]
+    seconds: dict[SharedPool, float]
     iterations: int
     dies_at: float | None = None
     begins_at: float = 0.0
@@ -33,10 +33,10 @@ class Player:
 
 @dataclass
 class Stage:
-    """Plays jobs against `Turns` as the daemon would, and writes down who had what when."""
+    """Plays jobs against `PermitTable` as the daemon would, and writes down who had what when."""
 
     clock: Clock
-    turns: Turns = field(default_factory=Turns)
+    turns: PermitTable = field(default_factory=PermitTable)
     had: list[tuple[str, str, float, float]] = field(default_factory=list)
     """(node, job, from, to)"""
     ends: dict[str, list[float]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Stage:
                 epoch = await self._phase(player, pool, f"{iteration}.{pool}")
             self.ends.setdefault(player.name, []).append(self.clock.now())
 
-    async def _phase(self, player: Player, pool: Pool, ticket: str) -> int:
+    async def _phase(self, player: Player, pool: SharedPool, ticket: str) -> int:
         self.turns.ask(player.name, ticket, pool, player.seat.nodes[pool], partly=player.tail is not None)
         self.look_again()
         while not self.turns.holds(player.name, ticket):
@@ -84,7 +84,7 @@ class Stage:
             self.had += [(node, player.name, began, self.clock.now()) for node, began in since.items()]
         return permit.epoch
 
-    async def _use(self, player: Player, pool: Pool, permit: Permit, since: dict[str, float]) -> None:
+    async def _use(self, player: Player, pool: SharedPool, permit: Permit, since: dict[str, float]) -> None:
         """Get what is owed, hand back what is not needed."""
         while permit.owed:
             await self.changed.wait()
@@ -176,7 +176,7 @@ def seat(rank: int, discipline: Discipline = "rr") -> Seat:
 
 
 def test_strict_order_waits_for_the_one_whose_turn_it_is() -> None:
-    turns = Turns()
+    turns = PermitTable()
     for rank, job in enumerate("ab"):
         turns.join(job, seat(rank))
     turns.ask("b", "b1", "rollout", ("rollout-0",))
@@ -186,7 +186,7 @@ def test_strict_order_waits_for_the_one_whose_turn_it_is() -> None:
 
 
 def test_nobody_waits_for_the_next_rollout_of_who_is_leaving() -> None:
-    turns = Turns()
+    turns = PermitTable()
     for rank, job in enumerate("ab"):
         turns.join(job, seat(rank))
     for job in "ab":
@@ -199,7 +199,7 @@ def test_nobody_waits_for_the_next_rollout_of_who_is_leaving() -> None:
 
 
 def test_first_come_first_served_does_not_wait() -> None:
-    turns = Turns()
+    turns = PermitTable()
     for rank, job in enumerate("abc"):
         turns.join(job, seat(rank, "fifo"))
     turns.ask("c", "c1", "rollout", ("rollout-0",))
@@ -212,7 +212,7 @@ def test_first_come_first_served_does_not_wait() -> None:
 
 
 def test_a_newcomer_does_not_push_in() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", seat(0))
     for ticket in ("1", "2", "3"):
         turns.ask("a", ticket, "rollout", ("rollout-0",))
@@ -226,7 +226,7 @@ def test_a_newcomer_does_not_push_in() -> None:
 
 
 def test_a_cold_start_goes_ahead_of_the_cycle_but_not_of_the_holder() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", seat(0))
     turns.join("b", seat(1))
     turns.ask("a", "a1", "train", ("train-0",))
@@ -239,7 +239,7 @@ def test_a_cold_start_goes_ahead_of_the_cycle_but_not_of_the_holder() -> None:
 
 
 def test_a_start_that_takes_long_shares_its_node() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", seat(0))
     turns.ask("new", "n1", "rollout", ("rollout-0",), visit=True, alone_for=5.0)
     start = turns.grant(now=10.0)[0]
@@ -258,7 +258,7 @@ def wide(rank: int) -> Seat:
 
 
 def test_the_next_begins_on_what_a_tail_has_left_and_gets_the_rest_later() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", wide(0))
     turns.join("b", wide(1))
     turns.ask("a", "1", "rollout", BOTH)
@@ -282,7 +282,7 @@ def test_the_next_begins_on_what_a_tail_has_left_and_gets_the_rest_later() -> No
 
 
 def test_a_tail_lets_nobody_in_before_their_turn() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", wide(0))
     turns.join("b", wide(1))
     turns.join("c", Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 2))
@@ -298,7 +298,7 @@ def test_a_tail_lets_nobody_in_before_their_turn() -> None:
 
 
 def test_who_needs_all_nodes_at_once_waits_for_all() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", wide(0))
     turns.join("b", wide(1))
     turns.ask("a", "1", "rollout", BOTH)
@@ -312,7 +312,7 @@ def test_who_needs_all_nodes_at_once_waits_for_all() -> None:
 
 
 def test_a_tail_beside_a_start_that_takes_long_is_still_a_tail() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", wide(0))
     turns.join("b", wide(1))
     turns.ask("new", "n", "rollout", ("rollout-0",), visit=True, alone_for=5.0)
@@ -325,7 +325,7 @@ def test_a_tail_beside_a_start_that_takes_long_is_still_a_tail() -> None:
 
 
 def test_an_old_epoch_is_refused() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", seat(0))
     turns.ask("a", "1", "rollout", ("rollout-0",))
     old = turns.grant()[0].epoch
@@ -339,7 +339,7 @@ def test_an_old_epoch_is_refused() -> None:
 
 
 def test_asking_twice_is_asking_once() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", seat(0))
     turns.ask("a", "1", "rollout", ("rollout-0",))
     turns.ask("a", "1", "rollout", ("rollout-0",))
@@ -351,7 +351,7 @@ def test_asking_twice_is_asking_once() -> None:
 
 
 def test_who_is_moved_takes_its_next_turn_on_the_new_nodes() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", seat(0))
     turns.ask("a", "1", "rollout", ("rollout-0",))
     turns.reseat({"a": Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 0)})

@@ -11,7 +11,7 @@ import pytest
 from rollweave.config.job import RewardConfig
 from rollweave.errors import ConfigError, RewardFailed
 from rollweave.rewards import rules
-from rollweave.rewards.function import NamedReward, Scorer
+from rollweave.rewards.scorer import NamedReward, Scorer
 from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory
 

@@ -15,10 +15,10 @@ from statistics import fmean
 
 from bench.mux_cost.ablation import ablations
 from rollweave.mux.decisions.scheduler import Scheduler
-from rollweave.mux.simulation.classes import Workload, draw_jobs
+from rollweave.mux.simulation.jobs import JobMix, draw_jobs
 from rollweave.mux.simulation.phases import PhaseReplay
-from rollweave.mux.simulation.replay import Outcome, Replay
-from rollweave.mux.simulation.simulate import Scenario, bound, simulate
+from rollweave.mux.simulation.replay import Replay, ReplayResult
+from rollweave.mux.simulation.simulate import TraceScenario, bound, simulate
 from rollweave.mux.simulation.trace import TraceJob, describe, read_trace
 
 MOST_FOR_OPT = 40
@@ -64,7 +64,7 @@ def main() -> None:
 
 def measure(name: str, trace: Sequence[TraceJob], jobs: str, arguments: argparse.Namespace) -> list[Row]:
     seeds = range(arguments.seeds)
-    scenario = Scenario(trace, Workload(jobs), phases=arguments.phases)
+    scenario = TraceScenario(trace, JobMix(jobs), phases=arguments.phases)
     runs = {policy: [simulate(scenario, policy, seed) for seed in seeds] for policy in arguments.policies.split(",")}
     if arguments.ablation:
         for label, policy in ablations().items():
@@ -75,13 +75,13 @@ def measure(name: str, trace: Sequence[TraceJob], jobs: str, arguments: argparse
     return [_row(name, jobs, policy, runs, bounds) for policy in runs]
 
 
-def _replayed(scenario: Scenario, scheduler: Scheduler, seed: int) -> Outcome:
+def _replayed(scenario: TraceScenario, scheduler: Scheduler, seed: int) -> ReplayResult:
     jobs = draw_jobs(scenario.trace, scenario.workload, seed)
     arrivals = [(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)]
     return (PhaseReplay if scenario.phases else Replay)(scheduler).run(arrivals)
 
 
-def _row(name: str, jobs: str, policy: str, runs: dict[str, list[Outcome]], bounds: list[float]) -> Row:
+def _row(name: str, jobs: str, policy: str, runs: dict[str, list[ReplayResult]], bounds: list[float]) -> Row:
     mine = runs[policy]
 
     def over(others: Sequence[float]) -> float:

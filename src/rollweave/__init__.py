@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rollweave.config.load import load_job
     from rollweave.environments.protocol import Environment, StepResult
     from rollweave.errors import RollweaveError
-    from rollweave.rewards.protocol import RewardResult
+    from rollweave.rewards.scorer import RewardResult
     from rollweave.tasks import Task
     from rollweave.trajectory import Batch, Group, Trajectory
 

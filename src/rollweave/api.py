@@ -14,7 +14,7 @@ from rollweave.config.load import parse_job
 from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
 from rollweave.errors import ConfigError
 from rollweave.observability.metrics import read_metrics
-from rollweave.rewards.function import NamedReward
+from rollweave.rewards.scorer import NamedReward
 from rollweave.runs.train import Given, train_job
 from rollweave.training.checkpoint import newest
 

@@ -13,24 +13,17 @@ from typing import Annotated
 
 import typer
 
-from rollweave.cli.cancel import cancel
-from rollweave.cli.cluster import app as cluster_app
+from rollweave.cli.daemon import app as cluster_app
 from rollweave.cli.doctor import doctor
 from rollweave.cli.env import app as env_app
 from rollweave.cli.eval import evaluate
-from rollweave.cli.experiments import app as experiments_app
-from rollweave.cli.jobs import jobs
+from rollweave.cli.inspect import replay, report, status, trace
+from rollweave.cli.jobs import cancel, jobs, submit
 from rollweave.cli.mux import app as mux_app
-from rollweave.cli.plan import plan
-from rollweave.cli.profile import profile
-from rollweave.cli.replay import replay
-from rollweave.cli.report import report
-from rollweave.cli.simulate import simulate
-from rollweave.cli.status import status
-from rollweave.cli.submit import submit
-from rollweave.cli.trace import trace
+from rollweave.cli.simulate import plan, profile, simulate
 from rollweave.cli.train import train
 from rollweave.errors import RollweaveError
+from rollweave_experiments.cli import app as experiments_app
 
 app = typer.Typer(
     name="rollweave",

@@ -14,7 +14,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from rollweave.config.base import Section
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.environments import EnvironmentConfig
-from rollweave.config.paths import FileName, Target
+from rollweave.config.overrides import FileName, Target
 from rollweave.config.training import TrainingConfig
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]

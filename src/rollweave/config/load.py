@@ -3,6 +3,8 @@
 Checking is pydantic's, strict, in its JSON mode: a list is a list, an int may stand for a float, and neither
 text nor `true` may stand for a number. Relative file names are taken from the job file's folder, wherever
 they were written, the command line included.
+
+What `--dry-run` says: the resolved file, and in a few words what it would do.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from pydantic import ValidationError
 
 from rollweave.config.base import Section
 from rollweave.config.document import Document, dump, parse
-from rollweave.config.job import Job
+from rollweave.config.job import Job, RollArtPipeline
 from rollweave.config.overrides import apply_overrides
 from rollweave.config.problems import explain, show
-from rollweave.errors import ConfigError
+from rollweave.errors import ConfigError, RunFolderError
 
-Kind = TypeVar("Kind", bound=Section)
+SectionKind = TypeVar("SectionKind", bound=Section)
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
@@ -29,7 +31,9 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     return load_file(path, Job, overrides, from_files=("cluster",))
 
 
-def load_file(path: Path, kind: type[Kind], overrides: Sequence[str] = (), from_files: Sequence[str] = ()) -> Kind:
+def load_file(
+    path: Path, kind: type[SectionKind], overrides: Sequence[str] = (), from_files: Sequence[str] = ()
+) -> SectionKind:
     """The same of any kind of file: a job, a simulation, a cluster, a plan.
 
     `from_files`: sections that may be in files of their own, which the key then names (or an override: `key=FILE`).
@@ -43,8 +47,8 @@ def parse_job(text: str, name: str, base: Path, overrides: Sequence[str] = ()) -
 
 
 def _load(
-    text: str, name: str, base: Path, overrides: Sequence[str], kind: type[Kind], from_files: Sequence[str] = ()
-) -> Kind:
+    text: str, name: str, base: Path, overrides: Sequence[str], kind: type[SectionKind], from_files: Sequence[str] = ()
+) -> SectionKind:
     document = parse(text, name)
     if not isinstance(document.data, dict):
         raise ConfigError(
@@ -69,7 +73,7 @@ def dump_job(job: Job) -> str:
     return dump(job.model_dump(mode="json"))
 
 
-def _check(document: Document, base: Path, kind: type[Kind]) -> Kind:
+def _check(document: Document, base: Path, kind: type[SectionKind]) -> SectionKind:
     try:
         return kind.model_validate_json(json.dumps(document.data), context={"base": base})
     except ValidationError as error:
@@ -85,3 +89,34 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: not a UTF-8 text file; a job file is YAML text") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def outline(job: Job) -> str:
+    """What training this job would run, in four lines."""
+    rollout, training = job.rollout, job.training
+    episodes = rollout.groups_per_step * rollout.group_size
+    alpha = f" (alpha {job.alpha})" if isinstance(job.pipeline, RollArtPipeline) else ""
+    target = "" if job.evaluation.target is None else f", until the held-out reward reaches {job.evaluation.target:g}"
+    return "\n".join(
+        [
+            f"policy       {job.model.type}, in {job.environment.type}",
+            f"each step    {rollout.groups_per_step} groups x {rollout.group_size} members = {episodes} episodes "
+            f"of at most {rollout.max_turns} turns",
+            f"training     {training.steps} steps at learning rate {training.learning_rate:g}{target}",
+            f"run by       {job.pipeline.type}{alpha} on {job.runtime.type}",
+        ]
+    )
+
+
+def save_resolved(job: Job, folder: Path) -> Path:
+    """Write the resolved job into a folder that does not hold one yet."""
+    path = folder / "config.yaml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(dump_job(job))
+    except FileExistsError:
+        raise RunFolderError(f"{path} exists already and is not overwritten; name another folder with --out") from None
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be written: {error.strerror}; name another folder with --out") from None
+    return path

@@ -18,7 +18,7 @@ from functools import partial
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineStats, Request, SteppedEngine
 from rollweave.observability.memory import resident_mb
-from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.store import WeightStore
 
 StepSeconds = Callable[[EngineStats], float]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from rollweave.trajectory import Span, Transform
-from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.buckets import Fingerprint
 
 Pull = Callable[[Callable[[str, Any], None]], Fingerprint]
 """Hands the tensors of a version (name as in Hugging Face, contents) to a function, one by one, each verified."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 WINDOW = 2048
 """Members looked at, the latest started: episodes change in length as a policy learns."""
 
-Observation = tuple[float, bool]
+Lifetime = tuple[float, bool]
 """A size, and whether it is final (the episode ended by itself) or only a lower limit."""
 
 
@@ -43,7 +43,7 @@ class _Attempt:
     thrown_away: bool = False
     """For its age or as surplus, which is where a bias comes from."""
 
-    def seconds(self, now: float) -> Observation:
+    def seconds(self, now: float) -> Lifetime:
         return (now if self.ended is None else self.ended) - self.began, self.natural
 
 
@@ -120,12 +120,12 @@ def _member(attempt: str) -> str:
 
 @dataclass(slots=True)
 class _Means:
-    started: list[Observation] = field(default_factory=list)
-    kept: list[Observation] = field(default_factory=list)
+    started: list[Lifetime] = field(default_factory=list)
+    kept: list[Lifetime] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
     """How much of each kept one counts."""
 
-    def add(self, lengths: list[Observation], latest: Observation, chance: float) -> None:
+    def add(self, lengths: list[Lifetime], latest: Lifetime, chance: float) -> None:
         self.started.append(max(lengths))
         if chance > 0:
             self.kept.append(latest)
@@ -140,7 +140,7 @@ class _Means:
         return survival_mean(self.kept, horizon, self.chances) / survival_mean(self.started, horizon) - 1.0
 
 
-def survival_mean(observations: Sequence[Observation], horizon: float, weights: Sequence[float] | None = None) -> float:
+def survival_mean(observations: Sequence[Lifetime], horizon: float, weights: Sequence[float] | None = None) -> float:
     """Mean of min(size, horizon), lower limits taken as such: the area under the Kaplan-Meier curve."""
     together = zip(observations, weights or [1.0] * len(observations), strict=True)
     line = sorted(together, key=lambda one: (one[0][0], not one[0][1]))

@@ -15,7 +15,7 @@ from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.messages import Lease, Report
+from rollweave.rollout.link import Lease, Report
 from rollweave.seeds import derive
 from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory

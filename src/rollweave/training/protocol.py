@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rollweave.trajectory import Batch
-from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.buckets import Fingerprint
 
 Metrics = dict[str, float]
 

@@ -12,13 +12,12 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from rollweave.cluster.machine import Process
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.admission import Admission, NeverFits
-from rollweave.mux.daemon.ending import Ending
-from rollweave.mux.daemon.records import JobRecord, Measured
+from rollweave.mux.daemon.records import Ending, JobRecord, PhaseTimes
 from rollweave.mux.daemon.store import Store
-from rollweave.mux.daemon.turns import Node, Permit, Pool, StalePermit, Turns
+from rollweave.mux.permits import Node, Permit, PermitTable, SharedPool, StalePermit
+from rollweave.runtimes.machine import Process
 
 Wanted = Literal["start", "rollout", "train"]
 """What a process asks a turn for: its cold start, or a phase."""
@@ -30,7 +29,7 @@ LEASE_SECONDS = 120.0
 LEASE_FACTOR = 10.0
 """A permit is good for ten times the worst case, and never less than two minutes; who holds it longer hangs."""
 
-_TURNS = TypeAdapter(Turns)
+_TURNS = TypeAdapter(PermitTable)
 
 
 class UnknownJob(RollweaveError):
@@ -152,7 +151,7 @@ class Controller:
         permit = self.turns.valid(job, epoch)
         return None if permit.owed else permit
 
-    def profiled(self, job: str, attempt: int, measured: Measured, memory_gb: float) -> None:
+    def profiled(self, job: str, attempt: int, measured: PhaseTimes, memory_gb: float) -> None:
         record = self._current(job, attempt)
         record.profile, record.memory_gb = measured, memory_gb
         self._say("profiled", record, f"rollout {measured.t_roll:.2f} s, train {measured.t_train:.2f} s, worst case")
@@ -200,7 +199,7 @@ class Controller:
         if ask.wanted == "start":
             record.cold_seconds = self._now() - record.launched
         visit = ask.wanted == "start" or record.state == "profiling"
-        pool: Pool = "rollout" if ask.wanted == "rollout" else "train"
+        pool: SharedPool = "rollout" if ask.wanted == "rollout" else "train"
         if not visit:
             seat = self.admission.seat(record.id)
             if record.id not in self.turns.members:
@@ -220,7 +219,7 @@ class Controller:
         placed = [job.profile for job in self.jobs.values() if job.id in self.turns.members and job.profile]
         return max((max(profile.t_roll, profile.t_train) for profile in placed), default=None)
 
-    def _nodes_to_visit(self, record: JobRecord, pool: Pool) -> tuple[Node, ...]:
+    def _nodes_to_visit(self, record: JobRecord, pool: SharedPool) -> tuple[Node, ...]:
         if record.state == "running":
             pinned = self.admission.seat(record.id).nodes
             busy = any(self.turns.holder(node) or self.turns.line(node) for node in pinned[pool])

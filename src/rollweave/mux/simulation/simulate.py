@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 
 from rollweave.mux.baselines.bound import lower_bound
 from rollweave.mux.baselines.setups import setup
-from rollweave.mux.simulation.classes import Workload, draw_jobs
+from rollweave.mux.simulation.jobs import JobMix, draw_jobs
 from rollweave.mux.simulation.phases import PhaseReplay
-from rollweave.mux.simulation.replay import Failure, Outcome, Replay
+from rollweave.mux.simulation.replay import Failure, Replay, ReplayResult
 from rollweave.mux.simulation.trace import TraceJob
 from rollweave.seeds import generator
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class TraceScenario:
     """Everything that decides how a replay goes, but for the policy."""
 
     trace: Sequence[TraceJob]
-    workload: Workload = field(default_factory=Workload)
+    workload: JobMix = field(default_factory=JobMix)
     failures: float = 0.0
     """Share of jobs that are killed once, somewhere in their life, and submitted again an hour later."""
     limit: float = math.inf
@@ -35,7 +35,7 @@ def no_time() -> float:
     return 0.0
 
 
-def simulate(scenario: Scenario, policy: str, seed: int, stopwatch: Callable[[], float] = no_time) -> Outcome:
+def simulate(scenario: TraceScenario, policy: str, seed: int, stopwatch: Callable[[], float] = no_time) -> ReplayResult:
     chosen = setup(policy, seed)
     for pool in (chosen.state.rollout, chosen.state.train):
         pool.limit, pool.host_gb = scenario.limit, scenario.host_gb
@@ -45,13 +45,13 @@ def simulate(scenario: Scenario, policy: str, seed: int, stopwatch: Callable[[],
     return replay.run(arrivals, draw_failures(scenario, seed))
 
 
-def bound(scenario: Scenario, seed: int) -> float:
+def bound(scenario: TraceScenario, seed: int) -> float:
     """What no policy could go below on the same trace and jobs."""
     jobs = draw_jobs(scenario.trace, scenario.workload, seed)
     return lower_bound([(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)])
 
 
-def draw_failures(scenario: Scenario, seed: int) -> list[Failure]:
+def draw_failures(scenario: TraceScenario, seed: int) -> list[Failure]:
     failures = []
     for number, line in enumerate(scenario.trace):
         draw = generator(seed, "mux", "failure", number)
