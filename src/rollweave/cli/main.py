@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -23,7 +25,6 @@ from rollweave.cli.mux import app as mux_app
 from rollweave.cli.simulate import plan, profile, simulate
 from rollweave.cli.train import train
 from rollweave.errors import RollweaveError
-from rollweave_experiments.cli import app as experiments_app
 
 app = typer.Typer(
     name="rollweave",
@@ -50,7 +51,9 @@ app.command("cancel")(cancel)
 app.add_typer(mux_app, name="mux", help="Multiplex many jobs on two pools, in simulation.")
 app.command("profile")(profile)
 app.command("plan")(plan)
-app.add_typer(experiments_app, name="experiments", help="Reproduce the papers' experiments in simulation.")
+if find_spec("rollweave_experiments"):  # a package of its own, which may be left out
+    experiments = import_module("rollweave_experiments.cli").app
+    app.add_typer(experiments, name="experiments", help="Reproduce the papers' experiments in simulation.")
 
 
 def _print_version(wanted: bool) -> None:
