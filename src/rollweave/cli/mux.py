@@ -35,16 +35,13 @@ def simulate(
     import json
     from time import perf_counter
 
-    from rollweave.mux.simulation.jobs import JobMix
     from rollweave.mux.simulation.report import as_json as summary_of
     from rollweave.mux.simulation.report import as_table, over_seeds
-    from rollweave.mux.simulation.simulate import TraceScenario
+    from rollweave.mux.simulation.simulate import make_scenario
     from rollweave.mux.simulation.simulate import simulate as replay
     from rollweave.mux.simulation.trace import read_trace
 
-    scenario = TraceScenario(
-        read_trace(trace), JobMix(jobs.lower(), sizes, memory=host_gb > 0), failures, host_gb=host_gb, phases=phases
-    )
+    scenario = make_scenario(read_trace(trace), jobs, sizes, host_gb, failures, phases)
     runs = [
         {"policy": policy, "class": jobs, "seed": number, **summary_of(replay(scenario, policy, number, perf_counter))}
         for number in range(seed, seed + seeds)

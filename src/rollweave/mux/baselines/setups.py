@@ -12,7 +12,7 @@ from rollweave.mux.baselines.opt import Opt, Regroup
 from rollweave.mux.baselines.simple import MostIdle, RandomFit, Solo, colocated_job, colocated_state
 from rollweave.mux.decisions.scheduler import Scheduler
 from rollweave.mux.model.job import MuxJob
-from rollweave.mux.model.policy import POLICIES
+from rollweave.mux.model.policy import POLICIES, MuxPolicy
 from rollweave.mux.model.state import ClusterState
 from rollweave.mux.simulation.replay import Decider
 
@@ -46,8 +46,10 @@ def names() -> list[str]:
     return [*POLICIES, *BASELINES]
 
 
-def setup(name: str, seed: int) -> Setup:
-    name = ALSO.get(name.lower(), name.lower())
+def setup(policy: str | MuxPolicy, seed: int) -> Setup:
+    if isinstance(policy, MuxPolicy):
+        return Setup(Scheduler(policy))
+    name = ALSO.get(policy.lower(), policy.lower())
     if name in POLICIES:
         return Setup(Scheduler(POLICIES[name]))
     if name not in BASELINES:

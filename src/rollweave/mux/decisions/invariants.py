@@ -44,7 +44,7 @@ def check_plan(state: ClusterState, plan: Plan, now: float, policy: MuxPolicy, a
 
 
 def check_state(state: ClusterState, policy: MuxPolicy) -> None:
-    """All of the state at once (1-5, 7, 8): slow, for tests and after a restart."""
+    """All of the state at once (1-5, 7, 8): slow, for tests and after the daemon's restart."""
     problem = _first(_structure(state, state.groups.values(), policy)) or _first(_disjoint(state))
     if problem is not None:
         raise PlanError(f"state is inconsistent: invariant {problem}")
