@@ -30,7 +30,7 @@ _HOMES = {
     "Environment": "environments.protocol",
     "Group": "trajectory",
     "Job": "config.job",
-    "RewardResult": "rewards.protocol",
+    "RewardResult": "rewards.scorer",
     "RollweaveError": "errors",
     "Run": "api",
     "StepResult": "environments.protocol",
