@@ -12,6 +12,7 @@ from mux_daemon_stage import Theatre
 from rollweave.mux.daemon.admission import NeverFits
 from rollweave.mux.daemon.controller import KILLS, LEASE_SECONDS, Refused, UnknownJob
 from rollweave.mux.daemon.store import Store, StoreError
+from rollweave.mux.decisions.invariants import PlanError
 from rollweave.mux.permits import StalePermit
 
 
@@ -291,6 +292,18 @@ def test_a_damaged_state_says_so(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_text("not a database, but long enough to be read as one" * 50)
     with pytest.raises(StoreError, match=r"state\.db: cannot be used"):
         Store(tmp_path / "state.db")
+
+
+def test_a_placement_on_the_disk_that_breaks_an_invariant_is_refused_at_the_start(tmp_path: Path) -> None:
+    theatre = Theatre(tmp_path)
+    job = theatre.submit("a")
+    theatre.profile(job)
+    theatre.open()  # as it was written, it is read again
+    placement = theatre.store.fact("scheduler")
+    placement["rollout"]["used"] = 0  # the pool would give the job's node to another
+    theatre.store.save([], {"scheduler": placement})
+    with pytest.raises(PlanError, match=r"on the disk .* invariant 7: groups hold 1 nodes, .* name another --state"):
+        theatre.open()
 
 
 def test_a_killed_transaction_leaves_nothing(tmp_path: Path) -> None:

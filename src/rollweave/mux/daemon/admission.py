@@ -11,7 +11,7 @@ from typing import Any
 
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.records import JobRecord, PhaseTimes
-from rollweave.mux.decisions.invariants import PlanError
+from rollweave.mux.decisions.invariants import PlanError, check_state
 from rollweave.mux.decisions.plan import Plan, PlanStep, apply
 from rollweave.mux.decisions.scheduler import Scheduler
 from rollweave.mux.model.group import CoGroup
@@ -141,6 +141,16 @@ class Admission:
             )
         if data["home"]:
             self.state = ClusterState.from_dict(data)
+            self._check()
+
+    def _check(self) -> None:
+        """Decisions on a state that breaks an invariant would put two jobs in one place."""
+        try:
+            check_state(self.state, self.scheduler.policy)
+        except PlanError as error:
+            raise PlanError(
+                f"the placement of jobs on the disk cannot be used ({error}); name another --state"
+            ) from None
 
 
 def _named(groups: dict[int, Any]) -> dict[str, Any]:
