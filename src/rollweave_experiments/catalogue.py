@@ -6,13 +6,13 @@ import difflib
 from collections.abc import Callable, Sequence
 
 from rollweave.errors import ConfigError
-from rollweave_experiments import flash, rollart, rollmux, rollpacker
+from rollweave_experiments import flash, rollart, rollmux
 from rollweave_experiments.frame import Experiment
 from rollweave_experiments.verdict import ExperimentResult, assess
 
 
 def experiments() -> dict[str, Experiment]:
-    every = (*rollart.EXPERIMENTS, *flash.EXPERIMENTS, *rollmux.EXPERIMENTS, *rollpacker.EXPERIMENTS)
+    every = (*rollart.EXPERIMENTS, *flash.EXPERIMENTS, *rollmux.EXPERIMENTS)
     return {experiment.name: experiment for experiment in every}
 
 

@@ -1,13 +1,14 @@
 """The hardware catalogue: what a device class can do and what it costs, each number with its source.
 
 A cluster file names a class from here (`device: H20`) or describes one of its own; `rollweave profile` measures one.
-Numbers are peaks from data sheets: how much of a peak real software reaches is one set of constants for everybody
-(`simulation/costs/constants.py`).
+Speeds of GPUs are peaks, from data sheets or from the tables of the papers; those of the CPU class were measured on one
+machine. How much of a peak real software reaches is in `config/hardware.py`, the same for every class unless the class
+gives an efficiency of its own.
 
 What no data sheet says: how much of the peaks software reaches, and what happens between the devices.
 
-One set for all experiments. Each constant names its source; `assumed` marks what neither a paper nor a public
-measurement told us.
+One set for all experiments, but for a bandwidth that two of them set themselves. Each constant names its source;
+`assumed` marks what neither a paper nor a public measurement told us.
 
 What `rollweave profile` measured of one model on one machine; beside the peaks of a device in the catalogue.
 
@@ -124,8 +125,6 @@ class Device(Section):
     """GB."""
     link: PositiveFloat
     """GB/s between devices of one machine, as tensor parallelism uses them."""
-    network: PositiveFloat = 50.0
-    """GB/s between machines of one cluster (50: InfiniBand of 400 Gbit/s)."""
     price: NonNegative
     """US dollars per device and hour."""
     devices_per_node: Annotated[int, Field(ge=1)] = 8
@@ -188,7 +187,6 @@ DEVICES: dict[str, Device] = {
             bandwidth=2.039,
             memory=80.0,
             link=600.0,
-            network=25.0,
             price=2.5,
             source=f"NVIDIA A100 80GB SXM data sheet; {ASSUMED_PRICE}",
         ),
@@ -198,7 +196,6 @@ DEVICES: dict[str, Device] = {
             bandwidth=0.864,
             memory=48.0,
             link=64.0,
-            network=25.0,
             price=1.5,
             source=f"NVIDIA L40S data sheet (link: PCIe 4.0 x16, both ways); {ASSUMED_PRICE}",
         ),
@@ -209,7 +206,6 @@ DEVICES: dict[str, Device] = {
             bandwidth=0.013,
             memory=12.0,
             link=13.0,
-            network=3.0,
             price=0.04,
             devices_per_node=2,
             source=f"one core with AVX-512, float32, measured on the machine this was developed on; {ASSUMED_PRICE}",

@@ -34,6 +34,3 @@ class TakingTurns:
 
     async def load(self, folder: Path) -> None:
         await self._trainer.load(folder)
-
-    async def close(self) -> None:
-        await self._trainer.close()

@@ -46,6 +46,11 @@ class _Attempt:
     def seconds(self, now: float) -> Lifetime:
         return (now if self.ended is None else self.ended) - self.began, self.natural
 
+    def sampled(self) -> Lifetime:
+        """Its tokens. Only of an attempt that was reported."""
+        assert self.tokens is not None
+        return float(self.tokens), self.natural
+
 
 @dataclass(slots=True)
 class _Member:
@@ -56,9 +61,9 @@ class _Member:
         return next(reversed(self.attempts.values()))
 
     @property
-    def lengths(self) -> list[_Attempt]:
-        """The attempts that say something about how long it takes."""
-        return [one for one in self.attempts.values() if not one.failed] or list(self.attempts.values())
+    def reported(self) -> list[_Attempt]:
+        """The attempts whose tokens are known: only a report tells how much an episode has sampled."""
+        return [one for one in self.attempts.values() if one.tokens is not None]
 
 
 class DurationBias:
@@ -94,12 +99,12 @@ class DurationBias:
         for member in self._members.values():
             latest = member.latest
             chance = 0.0 if latest.thrown_away or latest.filtered else 1.0 if latest.trained else passing
-            known = [one.seconds(now) for one in member.lengths]
+            known = [one.seconds(now) for one in _lengths(list(member.attempts.values()))]
             seconds.add(known, latest.seconds(now), chance)
-            # How much a running episode has sampled so far only its host knows.
             if latest.tokens is not None:
-                counts = [(float(one.tokens), one.natural) for one in member.lengths if one.tokens is not None]
-                tokens.add(counts, (float(latest.tokens), latest.natural), chance)
+                # An earlier attempt may report later: a requeue starts the next one as soon as it cancels the last.
+                counts = [one.sampled() for one in _lengths(member.reported)]
+                tokens.add(counts, latest.sampled(), chance)
         found = {"bias/duration": seconds.bias(), "bias/tokens": tokens.bias()}
         return {key: value for key, value in found.items() if value is not None}
 
@@ -112,6 +117,11 @@ class DurationBias:
     def _find(self, attempt: str) -> _Attempt | None:
         member = self._members.get(_member(attempt))
         return member.attempts.get(attempt) if member else None
+
+
+def _lengths(attempts: list[_Attempt]) -> list[_Attempt]:
+    """Those that say something about how long the member takes: the failed ones only if there are no others."""
+    return [one for one in attempts if not one.failed] or attempts
 
 
 def _member(attempt: str) -> str:

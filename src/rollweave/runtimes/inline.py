@@ -61,9 +61,6 @@ class InlineTrainer:
     async def load(self, folder: Path) -> None:
         self._core.load(folder)
 
-    async def close(self) -> None:
-        pass
-
 
 @dataclass(frozen=True, slots=True)
 class Players:

@@ -245,9 +245,6 @@ class RayEngine:
         """A client is gone: whatever it asked for, nobody wants any more."""
         await self._call("forget", client)
 
-    async def close(self) -> None:
-        pass
-
     # -------------------------------------------------------------------------------------- death and succession
 
     def connect(self, worker: WorkerHandle) -> None:
@@ -314,9 +311,6 @@ class RayTrainer:
     async def load(self, folder: Path) -> None:
         with self._clock.wait("driver", f"the trainer to load {folder.name}", self._deadlines.train_step):
             await self._call("load", folder)
-
-    async def close(self) -> None:
-        pass
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """A dead trainer is not replaced here: the session goes back to its checkpoint."""

@@ -10,6 +10,10 @@
 8  no empty group and no rollout node without a job is paid for
 9  a group's train nodes never change
 10 who is not named in the plan stays on its nodes
+
+`check_plan` looks at the groups that a plan touches: if all of this held before, it holds after. `check_state` looks at
+everything at once, but for 6, 9 and 10, which compare two states. The second half of 8 follows from 7: a group holds
+the nodes its members are pinned to, and no others.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ def check_plan(state: ClusterState, plan: Plan, now: float, policy: MuxPolicy, a
 
 
 def check_state(state: ClusterState, policy: MuxPolicy) -> None:
-    """All of the state at once (1-5, 7, 8): slow, for tests and after the daemon's restart."""
+    """All of the state at once (1-5, 7, 8): slow, for tests and for the daemon when it reads a state from the disk."""
     problem = _first(_structure(state, state.groups.values(), policy)) or _first(_disjoint(state))
     if problem is not None:
         raise PlanError(f"state is inconsistent: invariant {problem}")
@@ -149,6 +153,8 @@ def _disjoint(state: ClusterState) -> Iterator[str]:
             yield "3: a node belongs to two groups"
         if pool.used != len(nodes) or set(nodes) & set(pool.freed):
             yield f"7: groups hold {len(nodes)} nodes, the pool counts {pool.used}"
+        if pool.used > pool.limit:
+            yield f"7: {pool.used} nodes are in use, the pool has {pool.limit:.0f}"
     members = [job for group in state.groups.values() for job in group.jobs]
     if sorted(members) != sorted(state.jobs) or sorted(members) != sorted(state.home):
         yield "1: the jobs of the groups are not the jobs of the state"

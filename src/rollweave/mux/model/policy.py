@@ -32,7 +32,8 @@ class MuxPolicy:
     adaptive: bool = False
     """Replace worst-case phase times by an upper confidence bound of the observed ones."""
     banking: bool = False
-    """Judge the SLO of a whole job (its deadline), so that time saved early may be spent later."""
+    """Judge the SLO of a whole job (its deadline), so that time saved early may be spent later. Off: of every single
+    iteration."""
     guard_iters: float = 0.0
     """With banking: iterations kept in reserve per job for the transient after every change of its group (and one more
     while it waits for its first turn)."""
@@ -45,11 +46,6 @@ class MuxPolicy:
     move_cooldown_s: float = 5400.0
     drift_window: int = 5
     """Iterations averaged before a drifted profile is acted on."""
-
-    @property
-    def per_iteration(self) -> bool:
-        """Does every single iteration keep its SLO, not only the job as a whole?"""
-        return not self.banking
 
 
 ROLLMUX = MuxPolicy()

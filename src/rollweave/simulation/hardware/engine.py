@@ -181,9 +181,6 @@ class GpuEngine:
             checksum=simulated_fingerprint(version).checksum,
         )
 
-    async def close(self) -> None:
-        pass
-
     # ------------------------------------------------------------------------------------------ death and revival
 
     def die(self) -> None:

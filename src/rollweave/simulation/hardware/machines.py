@@ -56,9 +56,6 @@ class GpuTrainer:
     async def load(self, folder: Path) -> None:
         pass
 
-    async def close(self) -> None:
-        pass
-
 
 @dataclass(slots=True)
 class Machines:

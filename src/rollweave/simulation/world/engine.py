@@ -183,9 +183,6 @@ class SimulatedEngine:
         busy = self._clock.now() - self._busy_since if self._open else 0.0
         return replace(self._stats, busy_seconds=self._stats.busy_seconds + busy)
 
-    async def close(self) -> None:
-        pass
-
     # ------------------------------------------------------------------------------------------- death and revival
 
     def die(self) -> None:
