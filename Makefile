@@ -46,11 +46,12 @@ quickstart: $(CORE) ## train a small agent to play FrozenLake, in a few minutes
 test: $(DEV) ## the fast tests
 	@$(BIN)/pytest -n auto --dist worksteal -m "not slow and not llm"
 
-lint: $(DEV) ## ruff, mypy --strict, and what the control plane may not do
+lint: $(DEV) ## ruff, mypy --strict, who may import whom, and what the control plane may not do
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy tools
+	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/python -m tools.lint_control_plane
 
 BENCH ?= engine
