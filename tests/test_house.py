@@ -25,9 +25,7 @@ NAMES_TO_SETTLE = {"AsJson", "NonNegative", "Share", "SharedPool"}
 """Temporary: names that are still defined more than once."""
 
 IMPORTS_TO_TURN = {
-    ("observability.status_board", "engines.protocol"),
     ("rewards.scorer", "environments.adapt"),
-    ("runs.train", "mux.daemon.permit_client"),
     ("trajectory", "simulation.repeated"),
     ("mux.baselines.setups", "mux.simulation.replay"),
 }
