@@ -2,7 +2,7 @@
 
 A cluster file names a class from here (`device: H20`) or describes one of its own; `rollweave profile` measures one.
 Numbers are peaks from data sheets: how much of a peak real software reaches is one set of constants for everybody
-(`simulation/costs/constants.py`).
+(`config/hardware.py`).
 
 What no data sheet says: how much of the peaks software reaches, and what happens between the devices.
 
