@@ -17,7 +17,6 @@ from rollweave.rollout.proxy import affinity
 JOB = """
 model: {type: tiny}
 environment: {type: frozen_lake}
-training: {loss: {denominator: behaviour}}
 """
 MEASURED = """
 devices:

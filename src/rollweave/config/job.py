@@ -6,16 +6,20 @@ pairs that contradict each other are refused with the fix (`Job` at the end).
 
 from __future__ import annotations
 
+import re
 from math import ceil
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import Section
+from rollweave.config.base import PlainText, Section
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.environments import EnvironmentConfig
 from rollweave.config.paths import FileName, Target
 from rollweave.config.training import TrainingConfig
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+"""`organisation/name`; a folder begins with `./`, `/` or `~`."""
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -38,7 +42,7 @@ class WarmStart(Section):
 
 
 class TinyModel(Section):
-    """A small Qwen3 made from a config, with a byte-level tokenizer. Learns on a laptop."""
+    """A small Qwen3 made from a config, with a byte-level tokenizer. Learns on a laptop. In short: `model: tiny`."""
 
     type: Literal["tiny"]
     hidden: PositiveInt = 64
@@ -54,20 +58,56 @@ class TinyModel(Section):
 
 
 class LocalModel(Section):
-    """Any Hugging Face folder of a Llama, Qwen2 or Qwen3 kind on this machine."""
+    """Any Hugging Face folder of a Llama, Qwen2 or Qwen3 kind on this machine. In short: `model: ./folder`."""
 
     type: Literal["local"]
     path: FileName
     """The folder with config.json, the weights and a tokenizer that has a chat template."""
 
 
+def _check_hub_name(name: str) -> str:
+    if not HUB_NAME.fullmatch(name):
+        raise ValueError(f"expected organisation/name, as in Qwen/Qwen3-0.6B, got {name!r}")
+    return name
+
+
+class HubModel(Section):
+    """A Llama, Qwen2 or Qwen3 kind of model from the Hugging Face hub, kept in the cache. In short: `model: org/name`."""
+
+    type: Literal["hub"]
+    name: Annotated[str, AfterValidator(_check_hub_name)]
+    """`organisation/name`, as on the hub. HF_ENDPOINT names another hub, HF_TOKEN opens private and gated models."""
+    revision: str = "main"
+    """A branch, a tag or a commit of the model."""
+
+
 class SmolLM2(Section):
-    """SmolLM2-135M-Instruct out of its PyPI package, de-quantised once and cached."""
+    """SmolLM2-135M-Instruct out of its PyPI package, de-quantised once and cached. In short: `model: smollm2`."""
 
     type: Literal["smollm2-135m"]
 
 
-ModelConfig = Annotated[TinyModel | LocalModel | SmolLM2, Field(discriminator="type")]
+def model_from_text(text: str) -> dict[str, str]:
+    """The `model` section that a plain text stands for."""
+    if text == "tiny":
+        return {"type": "tiny"}
+    if text in ("smollm2", "smollm2-135m"):
+        return {"type": "smollm2-135m"}
+    if text.startswith((".", "/", "~")):
+        return {"type": "local", "path": text}
+    if HUB_NAME.fullmatch(text):
+        return {"type": "hub", "name": text}
+    raise ValueError(
+        f"no model {text!r}; write tiny, smollm2, a folder (./{text.strip('/') or 'folder'}) or a model of the hub "
+        "(Qwen/Qwen3-0.6B)"
+    )
+
+
+ModelConfig = Annotated[
+    TinyModel | LocalModel | HubModel | SmolLM2,
+    Field(discriminator="type"),
+    PlainText(model_from_text, "tiny, smollm2, ./folder or organisation/name of the hub"),
+]
 
 
 # ------------------------------------------------------------------------------------------------ the rollout
@@ -188,7 +228,7 @@ class ArealPipeline(Section):
 
     type: Literal["areal"]
     alpha: Annotated[int, Field(ge=1)] = 1
-    """Versions an episode may be ahead when it starts."""
+    """The staleness bound (alpha) of an episode's start: versions it may be ahead then."""
     in_flight: InFlight = "recompute"
     """As for rollart."""
 
@@ -198,8 +238,8 @@ class RollArtPipeline(Section):
 
     type: Literal["rollart"]
     alpha: Annotated[float, Field(ge=0.0)] = 1.0
-    """The staleness bound: at train step n no trajectory has a token older than version n - alpha. With 1.5, up to
-    half of a batch may be 2 versions old."""
+    """The staleness bound (alpha): at train step n no trajectory has a token older than version n - alpha. With 1.5,
+    up to half of a batch may be 2 versions old."""
     policy: Literal["wait", "requeue", "drop"] = "wait"
     """What happens to running work that would exceed the bound: the step waits for it, it is played again, or its
     task is dropped. Only `wait` wastes nothing."""
@@ -301,7 +341,7 @@ class Job(Section):
 
     @property
     def alpha(self) -> float:
-        """How stale a batch may be."""
+        """The staleness bound: how many versions old a batch may be."""
         match self.pipeline:
             case RollArtPipeline(alpha=alpha) | ArealPipeline(alpha=alpha):
                 return alpha
@@ -319,15 +359,16 @@ class Job(Section):
         pipeline = self.pipeline
         if isinstance(pipeline, RollArtPipeline) and pipeline.alpha < 1 and pipeline.sync_point == "after_batch":
             raise ValueError(
-                f"pipeline.sync_point=after_batch needs pipeline.alpha of 1 or more, not {pipeline.alpha:g}: the batch "
-                "of a step would have to come from weights that the engines only get after it"
+                f"pipeline.sync_point=after_batch needs a staleness bound (alpha) of 1 or more, not "
+                f"{pipeline.alpha:g}: the batch of a step would have to come from weights that the engines only get "
+                "after it; raise pipeline.alpha or use before_batch"
             )
         self._one_layout()
-        if self.alpha > 0 and self.training.loss.undecided:
+        if self.alpha > 0 and self.training.ignores_staleness:
             raise ValueError(
-                f"training.loss.denominator must be chosen with {self.pipeline.type} at alpha {self.alpha:g}: the data "
-                "is stale, so say what the ratio divides by: `behaviour` (the engine's log-probs) or `proximal` "
-                "(recomputed by the trainer before the step)"
+                f"training.loss.denominator=proximal ignores staleness, but {self.pipeline.type} trains stale data "
+                f"(staleness bound (alpha) {self.alpha:g}): remove it (the default is behaviour), or keep it and set "
+                "training.mismatch.type=weight, or use training.loss.type=decoupled_ppo"
             )
         if self.rollout.group_size < 2 and self.training.advantage.needs_group:
             raise ValueError(

@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from rollweave.config import schema
 from rollweave.config.base import Section
-from rollweave.config.document import Document, dump, parse
+from rollweave.config.document import Document, dotted, dump, parse
 from rollweave.config.job import Job
-from rollweave.config.overrides import apply_overrides
+from rollweave.config.overrides import Override, apply_overrides, parse_override
 from rollweave.config.problems import explain, show
+from rollweave.config.schema import Place
 from rollweave.errors import ConfigError
 
 Kind = TypeVar("Kind", bound=Section)
@@ -39,7 +41,19 @@ def load_file(path: Path, kind: type[Kind], overrides: Sequence[str] = (), from_
 
 def parse_job(text: str, name: str, base: Path, overrides: Sequence[str] = ()) -> Job:
     """The same from YAML text; `name` stands for the file in messages, `base` is where relative paths begin."""
-    return _load(text, name, base, overrides, Job, from_files=("cluster",))
+    return parse_text(text, name, base, Job, overrides, from_files=("cluster",))
+
+
+def parse_text(
+    text: str,
+    name: str,
+    base: Path,
+    kind: type[Kind],
+    overrides: Sequence[str] = (),
+    from_files: Sequence[str] = (),
+) -> Kind:
+    """What `load_file` does with a file, for text that is in no file."""
+    return _load(text, name, base, overrides, kind, from_files)
 
 
 def _load(
@@ -50,12 +64,35 @@ def _load(
         raise ConfigError(
             f"{name}: expected keys and values like `model:` and `environment:`, got {show(document.data)}"
         )
-    named = {key: value for key, _, value in (text.partition("=") for text in overrides) if key in from_files}
+    document.data = _expanded(document, Place((), kind), document.data)
+    changes = [parse_override(text) for text in overrides]
+    named = {change.keys[0]: change.value.data for change in changes if _names_file(change, from_files)}
     for key in from_files:
         if isinstance(file := named.get(key, document.data.get(key)), str):
             _include(document, key, base / Path(file).expanduser())
-    apply_overrides(document, [text for text in overrides if text.partition("=")[0] not in named], kind)
+    apply_overrides(document, [change for change in changes if not _names_file(change, from_files)], kind)
+    document.data = _expanded(document, Place((), kind), document.data)
     return _check(document, base, kind)
+
+
+def _expanded(document: Document, place: Place, data: Any) -> Any:
+    """The data with every section that is written as one text written out, so that overrides can set its keys."""
+    if isinstance(data, str) and (in_short := schema.plain_text(place.type)):
+        try:
+            return in_short.expand(data)
+        except ValueError as error:
+            raise ConfigError(f"{document.origin(place.path)}: {dotted(place.path)}: {error}") from None
+    if isinstance(data, list):
+        return [_expanded(document, schema.child(place, index), item) for index, item in enumerate(data)]
+    if not isinstance(data, dict):
+        return data
+    if options := schema.kinds(place.type):
+        place = Place(place.path, options.get(str(data.get("type")), Any), place.section)
+    return {key: _expanded(document, schema.child(place, key), value) for key, value in data.items()}
+
+
+def _names_file(change: Override, from_files: Sequence[str]) -> bool:
+    return len(change.keys) == 1 and change.keys[0] in from_files and isinstance(change.value.data, str)
 
 
 def _include(document: Document, key: str, file: Path) -> None:

@@ -132,15 +132,7 @@ def _in_turns(job: Job) -> Job:
 
 
 def _overlapping(job: Job) -> Job:
-    loss = job.training.loss
-    if loss.undecided:  # the job's own pipeline is synchronous, and what the ratio divides by does not matter here
-        loss = loss.model_copy(update={"denominator": "behaviour"})
-    return job.model_copy(
-        update={
-            "pipeline": RollArtPipeline(type="rollart", alpha=1.0),
-            "training": job.training.model_copy(update={"loss": loss}),
-        }
-    )
+    return job.model_copy(update={"pipeline": RollArtPipeline(type="rollart", alpha=1.0)})
 
 
 def _overlaps(job: Job) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rollweave.cluster.layout import layout
 from rollweave.config.environments import PythonEnvironmentConfig
-from rollweave.config.job import Job, LocalModel, RayRuntime
+from rollweave.config.job import HubModel, Job, LocalModel, RayRuntime
 from rollweave.environments.registry import members
 from rollweave.rewards.function import Scorer
 from rollweave.targets import load_target
@@ -22,7 +22,7 @@ def check_before_start(job: Job, environment_given: bool = False) -> None:
     Scorer(job.rewards, Path())
     if isinstance(job.runtime, RayRuntime):
         layout(job, job.runtime)
-    if isinstance(job.model, LocalModel):
-        from rollweave.policies.prepare import check_folder
+    if isinstance(job.model, LocalModel | HubModel):
+        from rollweave.policies.prepare import find_model
 
-        check_folder(Path(job.model.path).expanduser())
+        find_model(job.model)
