@@ -35,7 +35,7 @@ def scenario_of(job: Job, device: Device, model: ModelSpec, tasks: Sequence[Task
     data = {
         "name": job.name,
         "seed": job.seed,
-        "steps": STEPS,
+        "training": {"steps": STEPS},
         "warmup": WARMUP,
         "model": model.name,
         "models": [_plain(model)],
@@ -49,7 +49,7 @@ def scenario_of(job: Job, device: Device, model: ModelSpec, tasks: Sequence[Task
 
 
 def _pools(job: Job, device: str) -> list[dict[str, Any]]:
-    engine = {"max_batch": job.engine.slots, "kv_tokens": job.engine.slots * job.rollout.max_context}
+    engine = {"slots": job.engine.slots, "kv_tokens": job.engine.slots * job.rollout.max_context}
     if isinstance(job.runtime, InlineRuntime) or job.runtime.placement == "colocated":
         return [{"name": "machine", "device": device, "count": 1, "role": "colocated", **engine}]
     return [

@@ -90,7 +90,7 @@ async def run(
         _see_every_failure(tasks)
         playing = tasks.create_task(host.run(), name="host")
         trouble = tasks.create_task(_outages(scenario, machines, clock, tasks), name="outages")
-        await pipeline(job)(parts, 0, scenario.steps)
+        await pipeline(job)(parts, 0, scenario.training.steps)
         trouble.cancel()
         playing.cancel()
     parts.scheduler.ledger.check()

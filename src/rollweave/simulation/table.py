@@ -7,7 +7,7 @@ from rollweave.simulation.outcome import Outcome, PoolUse
 
 
 def table(scenario: Scenario, outcome: Outcome) -> str:
-    mode = outcome.pipeline + (f", alpha {outcome.alpha:g}" if outcome.alpha else "")
+    mode = outcome.pipeline + (f", staleness bound (alpha) {outcome.alpha:g}" if outcome.alpha else "")
     counted = outcome.steps - scenario.warmup
     return "\n".join(
         [
