@@ -72,7 +72,7 @@ def _check_hub_name(name: str) -> str:
 
 
 class HubModel(Section):
-    """A Llama, Qwen2 or Qwen3 kind of model from the Hugging Face hub, kept in the cache. In short: `model: org/name`."""
+    """A Llama, Qwen2 or Qwen3 kind of model from the Hugging Face hub. In short: `model: org/name`."""
 
     type: Literal["hub"]
     name: Annotated[str, AfterValidator(_check_hub_name)]
