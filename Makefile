@@ -46,11 +46,12 @@ quickstart: $(CORE) ## train a small agent to play FrozenLake, in a few minutes
 test: $(DEV) ## the fast tests
 	@$(BIN)/pytest -n auto --dist worksteal -m "not slow and not llm"
 
-lint: $(DEV) ## ruff, mypy --strict, and what the control plane may not do
+lint: $(DEV) ## ruff, mypy --strict, who may import whom, and what the control plane may not do
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy tools
+	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/python -m tools.lint_control_plane
 
 BENCH ?= engine
@@ -61,7 +62,7 @@ recipes: $(DEV) ## train every recipe to its target
 	@$(BIN)/python -m tools.recipes
 
 docs: $(CORE) ## write the pages that come from the code
-	@$(BIN)/python -m rollweave.config.reference > docs/configuration.md
+	@$(BIN)/python -m tools.reference > docs/configuration.md
 	@$(BIN)/python -m rollweave.observability.catalogue > docs/metrics.md
 	@echo "wrote docs/configuration.md and docs/metrics.md"
 

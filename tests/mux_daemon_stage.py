@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from rollweave.cluster.machine import Process
 from rollweave.mux.daemon.admission import Admission
 from rollweave.mux.daemon.controller import Ask, Controller, Wanted
-from rollweave.mux.daemon.records import JobRecord, Measured
+from rollweave.mux.daemon.records import JobRecord, PhaseTimes
 from rollweave.mux.daemon.store import Store
-from rollweave.mux.daemon.turns import Permit
-from rollweave.mux.decisions.policy import policy
 from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.policy import policy
+from rollweave.mux.permits import Permit
+from rollweave.runtimes.machine import Process
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Theatre:
         """From submission to a placement, if there is one."""
         self.launch(job)
         attempt = self.controller.get(job).attempt
-        self.controller.profiled(job, attempt, Measured(t_roll, t_train), 1.0)
+        self.controller.profiled(job, attempt, PhaseTimes(t_roll, t_train), 1.0)
         self.controller.exited(job, "finished")
 
     def ask(self, job: str, wanted: Wanted, step: int = 0, ticket: str = "", attempt: int = 0) -> Permit | None:

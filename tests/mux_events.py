@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from rollweave.mux.model.group import Group, Phases
+from rollweave.mux.model.group import CoGroup, Phases
 
 TRAIN = -1
 
@@ -101,11 +101,11 @@ seconds = st.integers(1, 60).map(float)
 
 
 @st.composite
-def groups(draw: st.DrawFn, most: int = 5, gangs: bool = False, switches: bool = True) -> Group:
+def groups(draw: st.DrawFn, most: int = 5, gangs: bool = False, switches: bool = True) -> CoGroup:
     """A group of 2 to `most` jobs on 1 to 3 rollout nodes."""
     count = draw(st.integers(2, most))
     nodes = draw(st.integers(1, 3))
-    group = Group(1, (0,))
+    group = CoGroup(1, (0,))
     for number in range(count):
         pins = draw(st.sets(st.integers(0, nodes - 1), min_size=1, max_size=nodes if gangs else 1))
         switch = float(draw(st.integers(0, 3))) if switches else 0.0
@@ -114,7 +114,7 @@ def groups(draw: st.DrawFn, most: int = 5, gangs: bool = False, switches: bool =
     return group
 
 
-def shop_of(group: Group) -> dict[str, list[float] | list[tuple[int, ...]]]:
+def shop_of(group: CoGroup) -> dict[str, list[float] | list[tuple[int, ...]]]:
     members = list(group.phases.values())
     return {
         "rolls": [own.shared_roll for own in members],

@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from rollweave.mux.model.job import Job
-from rollweave.mux.model.profile import JobProfile
-from rollweave.mux.simulation.classes import Workload
-from rollweave.mux.simulation.simulate import Scenario
-from rollweave.mux.simulation.trace import TraceJob
-from rollweave.mux.simulation.trace_model import generate
+from rollweave.mux.model.job import JobProfile, MuxJob
+from rollweave.mux.simulation.jobs import JobMix
+from rollweave.mux.simulation.simulate import TraceScenario
+from rollweave.mux.simulation.trace import TraceJob, generate
 
 
-def scenario(jobs: int = 60, seed: int = 0, kind: str = "mixed", phases: bool = False, **workload: bool) -> Scenario:
-    return Scenario(generate(jobs, seed), Workload(kind, **workload), phases=phases)  # type: ignore[arg-type]
+def scenario(
+    jobs: int = 60, seed: int = 0, kind: str = "mixed", phases: bool = False, **workload: bool
+) -> TraceScenario:
+    return TraceScenario(generate(jobs, seed), JobMix(kind, **workload), phases=phases)  # type: ignore[arg-type]
 
 
-def plain_job(name: str, t_roll: float, t_train: float, slo: float = 2.0, n_iters: int = 10, **profile: float) -> Job:
-    return Job(name, JobProfile(t_roll, t_train, **profile), slo, n_iters)  # type: ignore[arg-type]
+def plain_job(
+    name: str, t_roll: float, t_train: float, slo: float = 2.0, n_iters: int = 10, **profile: float
+) -> MuxJob:
+    return MuxJob(name, JobProfile(t_roll, t_train, **profile), slo, n_iters)  # type: ignore[arg-type]
 
 
 def line(submit_s: float, duration_s: float = 3600.0) -> TraceJob:

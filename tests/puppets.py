@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rollweave.cluster.ray_clients import EngineState, Orders
 from rollweave.engines.protocol import Completion, EngineStats, Request, Sampling
 from rollweave.errors import WorkerDied
+from rollweave.runtimes.ray_clients import EngineState, Orders
 from rollweave.trajectory import Span
-from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.buckets import Fingerprint
 
 
 def request(id: str) -> Request:

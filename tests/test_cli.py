@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from rollweave.cli.main import main
 from rollweave.config.job import Job
-from rollweave.config.load import load_job
-from rollweave.config.plan import save_resolved
+from rollweave.config.load import load_job, save_resolved
 from rollweave.errors import RollweaveError
 
 JOB = "model: {type: tiny}\nenvironment: {type: frozen_lake}\npipeline: {type: sync+}\n"
@@ -39,11 +36,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append((target, overrides, tasks))
         return {"reward": 0.5, "tasks": tasks}
 
-    # Modules of their own, so that the real ones and torch need not be loaded.
-    for module, function in (("train", train_job), ("evaluate", evaluate)):
-        stand_in = ModuleType(f"rollweave.runs.{module}")
-        setattr(stand_in, function.__name__, function)
-        monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    monkeypatch.setattr("rollweave.runs.train.train_job", train_job)
+    monkeypatch.setattr("rollweave.runs.evaluate.evaluate", evaluate)
     return made
 
 

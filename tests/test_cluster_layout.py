@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rollweave.cluster import layout as module
-from rollweave.cluster.layout import EngineSeat, Layout, layout
 from rollweave.config.job import RayRuntime
 from rollweave.config.load import load_job
 from rollweave.errors import ConfigError
-from rollweave.rollout.proxy import affinity
+from rollweave.fleet.proxy import affinity
+from rollweave.runtimes import layout as module
+from rollweave.runtimes.layout import EngineSeat, Layout, layout
 
 JOB = """
 model: {type: tiny}

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from rollweave.cluster import machine
+from rollweave.runtimes import machine
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 FAMILY = [sys.executable, "-S", "-c", "import subprocess, sys; subprocess.run(['sleep', '600'])"]

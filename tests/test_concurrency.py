@@ -16,13 +16,13 @@ from rollweave.clock import Clock, run_virtual
 from rollweave.config.job import Deadlines, Job
 from rollweave.engines.protocol import Completion, EngineStats, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
+from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.concurrency import AdaptiveConcurrency, Pressure, decide
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
+from rollweave.rollout.link import Lease, Report
 from rollweave.rollout.manager import Stage
-from rollweave.rollout.messages import Lease, Report
-from rollweave.rollout.proxy import LLMProxy
 from rollweave.simulation.durations import constant
 from rollweave.simulation.world.engine import SimulatedEngine
 from rollweave.simulation.world.environment import ByteDialogue, StepRewards

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tools.reference import markdown
 
 from rollweave.config.document import dump, parse
 from rollweave.config.environments import PromptsConfig, PythonEnvironmentConfig
 from rollweave.config.job import InlineRuntime, Job, LocalModel, RayRuntime, RollArtPipeline, SyncPipeline, TinyModel
 from rollweave.config.load import dump_job, load_job, parse_job
-from rollweave.config.reference import markdown
 from rollweave.errors import ConfigError
 
 # Hypothesis fails a case that takes long: a timing assertion, wrong on a busy machine.

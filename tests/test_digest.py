@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollweave.weights.digest import BLOCK_WORDS, checksum
+from rollweave.weights.buckets import BLOCK_WORDS, checksum
 
 
 def tensors(size: int) -> dict[str, np.ndarray]:
@@ -62,5 +62,5 @@ def test_the_value_is_fixed_for_good() -> None:
 
 
 def test_it_does_not_load_torch() -> None:
-    code = "import sys, rollweave.weights.digest; sys.exit('torch' in sys.modules)"
+    code = "import sys, rollweave.weights.buckets; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

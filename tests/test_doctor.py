@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from rollweave import doctor
 from rollweave.cli.main import main
-from rollweave.doctor import GIB, Check, Probe
+from rollweave.runs import doctor
+from rollweave.runs.doctor import GIB, Finding, Probe
 
 WORKS = Probe({"gpus": [], "threads": 2, "float32": True, "bfloat16": True})
 
@@ -85,9 +85,9 @@ def test_a_missing_package_or_extra_names_its_install(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("warning", 0), ("broken", 1)])
 def test_the_command_fails_only_when_something_is_broken(
-    status: doctor.Status, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    status: doctor.Grade, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda: [Check("a", "ok", "1"), Check("b", status, "[2]", "mend [it]")])
+    monkeypatch.setattr(doctor, "examine", lambda: [Finding("a", "ok", "1"), Finding("b", status, "[2]", "mend [it]")])
     with pytest.raises(SystemExit) as ended:
         main(["doctor"])
     assert (ended.value.code or 0) == code

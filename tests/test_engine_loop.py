@@ -11,7 +11,7 @@ from puppets import request
 from rollweave.clock import Clock, run_virtual, run_wall
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Completion, EngineStats, Pull, Request
-from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.store import MemoryStore
 
 

@@ -22,11 +22,11 @@ from rollweave.environments.isolation import EnvironmentPool, IsolatedEnvironmen
 from rollweave.environments.protocol import StepResult
 from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
 from rollweave.errors import ConfigError, EnvironmentFailed
+from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
+from rollweave.rollout.link import Lease, Report
 from rollweave.rollout.manager import Stage
-from rollweave.rollout.messages import Lease, Report
-from rollweave.rollout.proxy import LLMProxy
 from rollweave.simulation.durations import constant
 from rollweave.simulation.world.engine import SimulatedEngine
 from rollweave.simulation.world.environment import ByteDialogue, StepRewards

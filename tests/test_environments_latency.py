@@ -13,7 +13,7 @@ from rollweave.config.environments import FrozenLakeConfig, LatencyConfig, Mixtu
 from rollweave.environments.adapt import adapt
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments, latencies
-from rollweave.environments.protocol import ScriptedEnvironment
+from rollweave.environments.protocol import HasScriptedAction
 from rollweave.tasks import Task
 
 
@@ -29,7 +29,7 @@ def task(seed: int, environment: str = "quick") -> Task:
     return Task(f"{environment}/{seed}", environment, seed)
 
 
-def quick(task: Task) -> ScriptedEnvironment:
+def quick(task: Task) -> HasScriptedAction:
     return adapt(Quick())
 
 

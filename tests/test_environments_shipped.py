@@ -18,8 +18,8 @@ from rollweave.environments.frozen_lake import RULES, FrozenLake, draw_map, held
 from rollweave.environments.prompts import Prompts
 from rollweave.environments.protocol import StepResult
 from rollweave.environments.registry import EnvironmentFactory, source
-from rollweave.environments.scripted import play_scripted
 from rollweave.errors import ConfigError, EnvironmentFailed
+from rollweave.policies.start import play_scripted
 
 MINE = """
 from neighbour import GREETING

@@ -10,7 +10,7 @@ from rollweave.clock import Clock, DeadlineExceeded, run_virtual
 from rollweave.engines.protocol import Sampling
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.evaluation import Evaluation, Evaluator
-from rollweave.rollout.messages import Lease, Report
+from rollweave.rollout.link import Lease, Report
 from rollweave.tasks import SeedSource
 from rollweave.trajectory import Outcome, Trajectory
 

@@ -12,16 +12,16 @@ from typer.testing import CliRunner
 
 from rollweave.cli.main import app
 from rollweave.errors import ConfigError
-from rollweave.simulation.experiments import flash, rollart
-from rollweave.simulation.experiments.catalogue import chosen, experiments, run
-from rollweave.simulation.experiments.claims import flash as flash_claims
-from rollweave.simulation.experiments.claims import rollart as rollart_claims
-from rollweave.simulation.experiments.document import documentation
-from rollweave.simulation.experiments.frame import Claim, Experiment, Measurement, Plot, Study
-from rollweave.simulation.experiments.page import page
-from rollweave.simulation.experiments.plot import standalone
-from rollweave.simulation.experiments.save import as_json, read_results
-from rollweave.simulation.experiments.verdict import deviation, judge, scores
+from rollweave_experiments import flash, rollart
+from rollweave_experiments.catalogue import chosen, experiments, run
+from rollweave_experiments.claims import flash as flash_claims
+from rollweave_experiments.claims import rollart as rollart_claims
+from rollweave_experiments.document import documentation
+from rollweave_experiments.frame import Claim, Experiment, Measurement, Plot, Study
+from rollweave_experiments.page import page
+from rollweave_experiments.plot import standalone
+from rollweave_experiments.save import as_json, read_results
+from rollweave_experiments.verdict import assess, deviation, scores
 
 DOCS = Path(__file__).parent.parent / "docs"
 OURS: list[Experiment] = [*rollart.EXPERIMENTS, *flash.EXPERIMENTS]
@@ -52,7 +52,7 @@ def test_claims_can_be_told_apart_and_tested() -> None:
 def test_the_page_of_documentation_says_what_the_tables_say() -> None:
     results = DOCS / "experiments.json"
     assert (DOCS / "experiments.md").read_text() == documentation(read_results(results)), (
-        "run: python -m rollweave.simulation.experiments.document docs/experiments.json > docs/experiments.md"
+        "run: python -m rollweave_experiments.document docs/experiments.json > docs/experiments.md"
     )
 
 
@@ -78,7 +78,7 @@ def test_the_bar_is_met_by_the_kept_results() -> None:
 
 def test_a_number_agrees_is_near_or_is_missed() -> None:
     claims = [Claim(label, "number", 2.0, "P") for label in ("inside", "near", "beyond")]
-    result = judge(study(*claims), [0], [Measurement({"inside": 2.29, "near": 1.45, "beyond": 2.61})])
+    result = assess(study(*claims), [0], [Measurement({"inside": 2.29, "near": 1.45, "beyond": 2.61})])
     assert [row.verdict for row in result.rows] == ["ok", "near", "miss"]
     assert [row.ok for row in result.rows] == [True, False, False]
 
@@ -93,14 +93,14 @@ def test_a_range_is_kept_inside_and_measured_from_its_nearer_end() -> None:
 def test_a_shape_holds_only_if_it_holds_for_every_seed() -> None:
     claim = Claim("rises", "shape", 100.0, "P", holds="it rises")
     kept, broken = Measurement({"rises": 1.0}, {"rises": True}), Measurement({"rises": 3.0}, {"rises": False})
-    assert judge(study(claim), [0, 1], [kept, kept]).rows[0].ok  # however far the figure is from the paper's
-    both = judge(study(claim), [0, 1], [kept, broken]).rows[0]
+    assert assess(study(claim), [0, 1], [kept, kept]).rows[0].ok  # however far the figure is from the paper's
+    both = assess(study(claim), [0, 1], [kept, broken]).rows[0]
     assert (both.verdict, both.measured, both.spread) == ("miss", 2.0, (1.0, 3.0))
 
 
 def test_calibration_is_counted_apart() -> None:
     claims = (Claim("a", "number", 1.0, "P"), Claim("b", "calibration", 1.0, "P"), Claim("c", "shape", 1.0, "P"))
-    result = judge(study(*claims), [0], [Measurement({"a": 1.0, "b": 9.0}, {"c": False})])
+    result = assess(study(*claims), [0], [Measurement({"a": 1.0, "b": 9.0}, {"c": False})])
     assert [(s.kind, s.rows, s.ok, s.miss) for s in scores([result])] == [
         ("number", 1, 1, 0),
         ("shape", 1, 0, 1),
@@ -111,9 +111,9 @@ def test_calibration_is_counted_apart() -> None:
 def test_a_row_nobody_claimed_and_a_claim_nobody_measured_are_errors() -> None:
     one = study(Claim("a", "number", 1.0, "P"))
     with pytest.raises(ValueError, match="stranger"):
-        judge(one, [0], [Measurement({"a": 1.0, "stranger": 1.0})])
+        assess(one, [0], [Measurement({"a": 1.0, "stranger": 1.0})])
     with pytest.raises(ValueError, match="nothing was measured"):
-        judge(one, [0], [Measurement({})])
+        assess(one, [0], [Measurement({})])
 
 
 # --------------------------------------------------------------------------------------------------------- the presets
@@ -141,7 +141,7 @@ def run_in_miniature(name: str) -> None:
 
 def test_the_same_seed_gives_the_same_bytes_in_another_process() -> None:
     code = (
-        "import json; from rollweave.simulation.experiments.catalogue import experiments, run;"
+        "import json; from rollweave_experiments.catalogue import experiments, run;"
         "print(json.dumps(run(experiments()['flash-queue'], [3], small=True).as_json()))"
     )
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -175,7 +175,7 @@ def test_run_prints_and_saves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     made = Experiment(
         study(*claims), lambda seed, small: Measurement({"up": found[seed]}, {"rises": seed == 0}, (plot,))
     )
-    monkeypatch.setattr("rollweave.simulation.experiments.catalogue.experiments", lambda: {"made-up": made})
+    monkeypatch.setattr("rollweave_experiments.catalogue.experiments", lambda: {"made-up": made})
     html, out = tmp_path / "page.html", tmp_path / "out"
     words = ["experiments", "run", "made-up", "--seeds", "2", "--html", str(html), "--out", str(out)]
     printed = CliRunner().invoke(app, words).stdout
@@ -188,7 +188,7 @@ def test_run_prints_and_saves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 def test_json_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Experiment(study(Claim("up", "number", 2.0, "P")), lambda seed, small: Measurement({"up": 2.0}))
-    monkeypatch.setattr("rollweave.simulation.experiments.catalogue.experiments", lambda: {"made-up": made})
+    monkeypatch.setattr("rollweave_experiments.catalogue.experiments", lambda: {"made-up": made})
     printed = json.loads(CliRunner().invoke(app, ["experiments", "run", "all", "--json"]).stdout)
     assert printed == as_json([run(made, [0])])
     assert printed["scores"]["number"] == {"rows": 1, "ok": 1, "near": 0, "miss": 0}

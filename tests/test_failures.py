@@ -25,11 +25,11 @@ from rollweave.config.job import Deadlines
 from rollweave.engines.protocol import Sampling
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
+from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
+from rollweave.rollout.link import Lease, Report
 from rollweave.rollout.manager import Stage
-from rollweave.rollout.messages import Lease, Report
-from rollweave.rollout.proxy import LLMProxy
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome
 

@@ -9,19 +9,16 @@ import pytest
 from mux_worlds import plain_job, scenario
 from rollweave.errors import ConfigError
 from rollweave.mux.baselines.bound import lower_bound
-from rollweave.mux.baselines.cells import Cells, pack
 from rollweave.mux.baselines.gavel import best_shares
-from rollweave.mux.baselines.most_idle import MostIdle, idle
-from rollweave.mux.baselines.opt import Opt, partition
-from rollweave.mux.baselines.regroup import Regroup, moved
+from rollweave.mux.baselines.opt import Cells, Opt, Regroup, moved, pack, partition
+from rollweave.mux.baselines.simple import MostIdle, idle
 from rollweave.mux.decisions.scheduler import Scheduler
-from rollweave.mux.model.coexec import meta_period
-from rollweave.mux.model.group import Group, phases_at
-from rollweave.mux.model.job import Job
-from rollweave.mux.model.migration import Migration
+from rollweave.mux.model.group import CoGroup, phases_at
+from rollweave.mux.model.job import MuxJob
+from rollweave.mux.model.period import meta_period
 from rollweave.mux.model.state import ClusterState
-from rollweave.mux.simulation.classes import Workload, draw_jobs
-from rollweave.mux.simulation.reality import Drift, Reality, migrated_period
+from rollweave.mux.simulation.jobs import JobMix, draw_jobs
+from rollweave.mux.simulation.reality import Drift, Migration, Reality, migrated_period
 from rollweave.mux.simulation.replay import Replay
 from rollweave.mux.simulation.simulate import simulate
 from rollweave.mux.simulation.trace import TraceJob
@@ -30,11 +27,11 @@ from rollweave.seeds import generator
 ROLLOUT, TRAIN = 14.80, 42.24
 
 
-def some_jobs(count: int, seed: int, kind: str = "mixed") -> list[Job]:
-    return draw_jobs([TraceJob(0, 7200, 1)] * count, Workload(kind), seed)
+def some_jobs(count: int, seed: int, kind: str = "mixed") -> list[MuxJob]:
+    return draw_jobs([TraceJob(0, 7200, 1)] * count, JobMix(kind), seed)
 
 
-def partitions(items: list[Job]) -> Iterator[list[list[Job]]]:
+def partitions(items: list[MuxJob]) -> Iterator[list[list[MuxJob]]]:
     if not items:
         yield []
         return
@@ -45,14 +42,14 @@ def partitions(items: list[Job]) -> Iterator[list[list[Job]]]:
             yield [*parts[:number], [first, *part], *parts[number + 1 :]]
 
 
-def cheapest_group(jobs: list[Job]) -> float:
+def cheapest_group(jobs: list[MuxJob]) -> float:
     """Dollars per hour of one group by trying every assignment to rollout nodes; infinity if no SLO is kept."""
     if len(jobs) > 5:
         return float("inf")
     limit = min(job.slo * job.solo_s for job in jobs) if len(jobs) > 1 else float("inf")
     best = float("inf")
     for assignment in partitions(jobs):
-        group = Group(1, (0,))
+        group = CoGroup(1, (0,))
         for node, part in enumerate(assignment):
             for job in part:
                 group.add(job.id, phases_at(job.profile, 1), (node,))
@@ -156,7 +153,7 @@ def test_random_and_most_idle_pack_without_asking() -> None:
     for policy in ("random", "most-idle"):
         outcome = simulate(small, policy, 0)
         assert outcome.slo_attainment < 0.9 and outcome.admissions["scaling"] == 0
-    group = Group(1, (0,))
+    group = CoGroup(1, (0,))
     group.add("a", phases_at(plain_job("a", 60, 40).profile, 1), (0,))
     assert idle(group) == pytest.approx(0.5)
 
@@ -199,7 +196,7 @@ def test_migration_frees_the_node_and_not_the_job() -> None:
     migration = Migration()
     assert 0.4 < migration.busy_share < 0.5
     assert migration.occupancy(156) == pytest.approx(93, abs=1)
-    pair = Group(1, (0,))
+    pair = CoGroup(1, (0,))
     for name in "ab":
         pair.add(name, phases_at(plain_job(name, 156, 102).profile, 1), (0,))
     assert meta_period(pair) == 312

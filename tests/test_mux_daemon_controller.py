@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +14,7 @@ from mux_daemon_stage import Theatre
 from rollweave.mux.daemon.admission import NeverFits
 from rollweave.mux.daemon.controller import KILLS, LEASE_SECONDS, Refused, UnknownJob
 from rollweave.mux.daemon.store import Store, StoreError
-from rollweave.mux.daemon.turns import StalePermit
+from rollweave.mux.permits import StalePermit
 
 
 @pytest.fixture
@@ -210,9 +212,9 @@ def test_a_job_that_can_never_fit_is_refused(theatre: Theatre) -> None:
     assert theatre.controller.jobs == {}
     large = theatre.submit("large")
     theatre.launch(large)
-    from rollweave.mux.daemon.records import Measured
+    from rollweave.mux.daemon.records import PhaseTimes
 
-    theatre.controller.profiled(large, 1, Measured(1.0, 1.0), memory_gb=40.0)
+    theatre.controller.profiled(large, 1, PhaseTimes(1.0, 1.0), memory_gb=40.0)
     theatre.controller.exited(large, "finished")
     assert theatre.controller.get(large).state == "failed"
     assert "40.0 GB" in theatre.controller.get(large).error
@@ -261,9 +263,9 @@ def _do(theatre: Theatre, job: str, what: int) -> None:
     elif record.process is None and record.state != "waiting":
         theatre.launch(job)
     elif record.state == "profiling":
-        from rollweave.mux.daemon.records import Measured
+        from rollweave.mux.daemon.records import PhaseTimes
 
-        controller.profiled(job, record.attempt, Measured(2.0 + what, 3.0), 1.0)
+        controller.profiled(job, record.attempt, PhaseTimes(2.0 + what, 3.0), 1.0)
         controller.exited(job, "finished")
     elif record.state == "running":
         _run(theatre, job, what)
@@ -291,6 +293,39 @@ def test_a_damaged_state_says_so(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_text("not a database, but long enough to be read as one" * 50)
     with pytest.raises(StoreError, match=r"state\.db: cannot be used"):
         Store(tmp_path / "state.db")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda facts: facts["groups"]["1"]["pins"].update({"a-1": [0, 0]}), "2: job a-1 asked for 1 rollout nodes"),
+        (lambda facts: facts["rollout"].update(used=2), "7: groups hold 1 nodes, the pool counts 2"),
+        (lambda facts: facts["home"].pop("b-2"), "1: job b-2 is in group 1 but not at home there"),
+        (lambda facts: facts["jobs"]["a-1"].update(slo=0.5), "slo=0.5 must be at least 1"),
+        (lambda facts: facts.update(home={}, jobs={}, groups={}), "a-1, b-2 run, but those with a place are: none"),
+    ],
+)
+def test_a_placement_that_contradicts_itself_is_not_gone_on_with(
+    theatre: Theatre, damage: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    for name in "ab":
+        theatre.running(name)
+    facts = theatre.controller.facts()["scheduler"]
+    damage(facts)
+    theatre.store.save([], {"scheduler": facts})
+    with pytest.raises(StoreError) as refused:
+        theatre.open()
+    assert words in str(refused.value)
+    assert str(theatre.store.path) in str(refused.value)
+
+
+def test_a_job_that_runs_without_a_place_is_not_gone_on_with(theatre: Theatre) -> None:
+    job = theatre.submit("a")
+    record = theatre.controller.get(job)
+    record.state = "running"
+    theatre.store.save([record], theatre.controller.facts())
+    with pytest.raises(StoreError, match=r"a-1 run, but those with a place are: none"):
+        theatre.open()
 
 
 def test_a_killed_transaction_leaves_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mux_daemon_stage import Theatre
 from rollweave.mux.daemon.controller import Ask
-from rollweave.mux.decisions.policy import POLICIES
+from rollweave.mux.model.policy import POLICIES
 
 STEPS = 8
 NEXT = {"start": "rollout", "rollout": "train", "train": "rollout"}

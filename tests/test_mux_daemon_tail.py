@@ -8,9 +8,8 @@ import pytest
 from bench.mux_real.watch import Watch
 
 from rollweave.errors import ConfigError
-from rollweave.mux.daemon.client import Client
-from rollweave.mux.daemon.files import StateFolder
-from rollweave.mux.daemon.submission import submission
+from rollweave.mux.daemon.client import Client, submission
+from rollweave.mux.daemon.store import StateFolder
 from rollweave.observability.events import read_events
 from test_mux_daemon_cli import done
 

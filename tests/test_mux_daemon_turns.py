@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import pytest
@@ -12,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollweave.clock import Clock, run_virtual
-from rollweave.mux.daemon.turns import Discipline, Permit, Pool, Seat, StalePermit, Turns
+from rollweave.mux.permits import Discipline, Permit, PermitTable, Seat, SharedPool, StalePermit
 
-POOLS: tuple[Pool, ...] = get_args(Pool)
+POOLS: tuple[SharedPool, ...] = get_args(SharedPool)
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Player:
 
     name: str
     seat: Seat
-    seconds: dict[Pool, float]
+    seconds: dict[SharedPool, float]
     iterations: int
     dies_at: float | None = None
     begins_at: float = 0.0
@@ -33,10 +34,10 @@ class Player:
 
 @dataclass
 class Stage:
-    """Plays jobs against `Turns` as the daemon would, and writes down who had what when."""
+    """Plays jobs against `PermitTable` as the daemon would, and writes down who had what when."""
 
     clock: Clock
-    turns: Turns = field(default_factory=Turns)
+    turns: PermitTable = field(default_factory=PermitTable)
     had: list[tuple[str, str, float, float]] = field(default_factory=list)
     """(node, job, from, to)"""
     ends: dict[str, list[float]] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Stage:
                 epoch = await self._phase(player, pool, f"{iteration}.{pool}")
             self.ends.setdefault(player.name, []).append(self.clock.now())
 
-    async def _phase(self, player: Player, pool: Pool, ticket: str) -> int:
+    async def _phase(self, player: Player, pool: SharedPool, ticket: str) -> int:
         self.turns.ask(player.name, ticket, pool, player.seat.nodes[pool], partly=player.tail is not None)
         self.look_again()
         while not self.turns.holds(player.name, ticket):
@@ -84,7 +85,7 @@ class Stage:
             self.had += [(node, player.name, began, self.clock.now()) for node, began in since.items()]
         return permit.epoch
 
-    async def _use(self, player: Player, pool: Pool, permit: Permit, since: dict[str, float]) -> None:
+    async def _use(self, player: Player, pool: SharedPool, permit: Permit, since: dict[str, float]) -> None:
         """Get what is owed, hand back what is not needed."""
         while permit.owed:
             await self.changed.wait()
@@ -101,12 +102,19 @@ class Stage:
         await asyncio.Event().wait()
 
 
-def perform(players: list[Player]) -> Stage:
-    """All of them to their end; a deadlock raises."""
+def perform(players: list[Player], switches: Sequence[float] = ()) -> Stage:
+    """All of them to their end; a deadlock raises. At `switches` the group goes from fifo to round robin, or back."""
+
+    async def switch(stage: Stage) -> None:
+        for at, discipline in zip(switches, itertools.cycle(("rr", "fifo")), strict=False):
+            await stage.clock.sleep(at - stage.clock.now())
+            stage.turns.reseat({p.name: replace(p.seat, discipline=discipline) for p in players})
+            stage.look_again()
 
     async def main(clock: Clock) -> Stage:
         stage = Stage(clock)
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(switch(stage))
             for player in players:
                 tasks.create_task(stage.play(player))
         return stage
@@ -152,6 +160,13 @@ def test_one_holder_per_node_and_everybody_alive_comes_to_an_end(players: list[P
     assert not stage.turns.permits and not stage.turns.requests and not stage.turns.members
 
 
+@settings(max_examples=100)
+@given(casts(deaths=False), st.lists(st.integers(1, 60).map(float), max_size=5).map(sorted))
+def test_everybody_comes_to_an_end_when_the_discipline_changes(players: list[Player], switches: list[float]) -> None:
+    stage = perform(players, switches)
+    assert {name: len(ends) for name, ends in stage.ends.items()} == {p.name: p.iterations for p in players}
+
+
 @settings(max_examples=60)
 @given(casts(gangs=False, deaths=False))
 def test_round_robin_keeps_the_planned_period(players: list[Player]) -> None:
@@ -176,7 +191,7 @@ def seat(rank: int, discipline: Discipline = "rr") -> Seat:
 
 
 def test_strict_order_waits_for_the_one_whose_turn_it_is() -> None:
-    turns = Turns()
+    turns = PermitTable()
     for rank, job in enumerate("ab"):
         turns.join(job, seat(rank))
     turns.ask("b", "b1", "rollout", ("rollout-0",))
@@ -186,7 +201,7 @@ def test_strict_order_waits_for_the_one_whose_turn_it_is() -> None:
 
 
 def test_nobody_waits_for_the_next_rollout_of_who_is_leaving() -> None:
-    turns = Turns()
+    turns = PermitTable()
     for rank, job in enumerate("ab"):
         turns.join(job, seat(rank))
     for job in "ab":
@@ -199,7 +214,7 @@ def test_nobody_waits_for_the_next_rollout_of_who_is_leaving() -> None:
 
 
 def test_first_come_first_served_does_not_wait() -> None:
-    turns = Turns()
+    turns = PermitTable()
     for rank, job in enumerate("abc"):
         turns.join(job, seat(rank, "fifo"))
     turns.ask("c", "c1", "rollout", ("rollout-0",))
@@ -212,7 +227,7 @@ def test_first_come_first_served_does_not_wait() -> None:
 
 
 def test_a_newcomer_does_not_push_in() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", seat(0))
     for ticket in ("1", "2", "3"):
         turns.ask("a", ticket, "rollout", ("rollout-0",))
@@ -226,7 +241,7 @@ def test_a_newcomer_does_not_push_in() -> None:
 
 
 def test_a_cold_start_goes_ahead_of_the_cycle_but_not_of_the_holder() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", seat(0))
     turns.join("b", seat(1))
     turns.ask("a", "a1", "train", ("train-0",))
@@ -239,7 +254,7 @@ def test_a_cold_start_goes_ahead_of_the_cycle_but_not_of_the_holder() -> None:
 
 
 def test_a_start_that_takes_long_shares_its_node() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", seat(0))
     turns.ask("new", "n1", "rollout", ("rollout-0",), visit=True, alone_for=5.0)
     start = turns.grant(now=10.0)[0]
@@ -258,7 +273,7 @@ def wide(rank: int) -> Seat:
 
 
 def test_the_next_begins_on_what_a_tail_has_left_and_gets_the_rest_later() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", wide(0))
     turns.join("b", wide(1))
     turns.ask("a", "1", "rollout", BOTH)
@@ -282,7 +297,7 @@ def test_the_next_begins_on_what_a_tail_has_left_and_gets_the_rest_later() -> No
 
 
 def test_a_tail_lets_nobody_in_before_their_turn() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", wide(0))
     turns.join("b", wide(1))
     turns.join("c", Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 2))
@@ -298,7 +313,7 @@ def test_a_tail_lets_nobody_in_before_their_turn() -> None:
 
 
 def test_who_needs_all_nodes_at_once_waits_for_all() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", wide(0))
     turns.join("b", wide(1))
     turns.ask("a", "1", "rollout", BOTH)
@@ -312,7 +327,7 @@ def test_who_needs_all_nodes_at_once_waits_for_all() -> None:
 
 
 def test_a_tail_beside_a_start_that_takes_long_is_still_a_tail() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", wide(0))
     turns.join("b", wide(1))
     turns.ask("new", "n", "rollout", ("rollout-0",), visit=True, alone_for=5.0)
@@ -325,7 +340,7 @@ def test_a_tail_beside_a_start_that_takes_long_is_still_a_tail() -> None:
 
 
 def test_an_old_epoch_is_refused() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", seat(0))
     turns.ask("a", "1", "rollout", ("rollout-0",))
     old = turns.grant()[0].epoch
@@ -339,7 +354,7 @@ def test_an_old_epoch_is_refused() -> None:
 
 
 def test_asking_twice_is_asking_once() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", seat(0))
     turns.ask("a", "1", "rollout", ("rollout-0",))
     turns.ask("a", "1", "rollout", ("rollout-0",))
@@ -351,11 +366,63 @@ def test_asking_twice_is_asking_once() -> None:
 
 
 def test_who_is_moved_takes_its_next_turn_on_the_new_nodes() -> None:
-    turns = Turns()
+    turns = PermitTable()
     turns.join("a", seat(0))
     turns.ask("a", "1", "rollout", ("rollout-0",))
     turns.reseat({"a": Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 0)})
     assert turns.grant()[0].nodes == ("rollout-1",)
+
+
+def take(turns: PermitTable, job: str, *pools: SharedPool) -> None:
+    """Turns of a job, each granted at once and handed back."""
+    for number, pool in enumerate(pools):
+        turns.ask(job, f"{job} {turns.epoch} {number}", pool, turns.members[job].seat.nodes[pool])
+        assert [permit.job for permit in turns.grant()] == [job]
+        turns.give_back(job, turns.permits[job].epoch)
+
+
+def test_from_first_come_first_served_to_round_robin_the_laps_start_anew() -> None:
+    turns = PermitTable()
+    turns.join("fast", seat(0, "fifo"))
+    turns.join("slow", seat(1, "fifo"))
+    take(turns, "fast", *POOLS * 5)
+    turns.reseat({"fast": seat(0), "slow": seat(1)})
+    for _ in range(3):
+        take(turns, "fast", *POOLS)
+        turns.ask("fast", "too early", "rollout", ("rollout-0",))
+        assert turns.grant() == [], "one lap of one is one lap of the other"
+        del turns.requests["fast"]
+        take(turns, "slow", *POOLS)
+
+
+def test_who_is_between_its_phases_when_laps_start_anew_has_had_its_rollout() -> None:
+    turns = PermitTable()
+    turns.join("a", seat(0, "fifo"))
+    turns.join("b", seat(1, "fifo"))
+    take(turns, "a", *POOLS * 2, "rollout")
+    turns.ask("a", "a train", "train", ("train-0",))
+    turns.grant()
+    turns.reseat({"a": seat(0), "b": seat(1)})
+    take(turns, "b", "rollout")
+    turns.give_back("a", turns.permits["a"].epoch)
+    turns.ask("a", "a next", "rollout", ("rollout-0",))
+    assert [permit.job for permit in turns.grant()] == ["a"]
+    take(turns, "b", "train")
+
+
+@pytest.mark.parametrize("laps", [0, 7])
+def test_who_moves_into_another_group_enters_the_lap_that_its_members_are_in(laps: int) -> None:
+    turns = PermitTable()
+    turns.join("a", seat(0))
+    turns.join("b", Seat({"rollout": ("rollout-1",), "train": ("train-1",)}, 0))
+    take(turns, "a", *POOLS * 3)
+    take(turns, "b", *POOLS * laps, "rollout")
+    turns.reseat({"a": seat(0), "b": seat(1)})
+    take(turns, "a", *POOLS)
+    take(turns, "b", "train")
+    for _ in range(3):
+        take(turns, "a", *POOLS)
+        take(turns, "b", *POOLS)
 
 
 @settings(max_examples=60)

@@ -9,12 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mux_events import RoundRobin, Shop, fifo, groups, shop_of
 
-from rollweave.mux.model.coexec import fifo_bound, fifo_worst, max_plus_period, meta_period
-from rollweave.mux.model.fifo import fifo_means
-from rollweave.mux.model.group import Group, phases_at
-from rollweave.mux.model.job import Job
-from rollweave.mux.model.order import best_order
-from rollweave.mux.model.profile import JobProfile, ProfileError
+from rollweave.mux.model.group import CoGroup, phases_at
+from rollweave.mux.model.job import JobProfile, MuxJob, ProfileError
+from rollweave.mux.model.period import best_order, fifo_bound, fifo_means, fifo_worst, max_plus_period, meta_period
 from rollweave.seeds import generator
 
 FEW = settings(max_examples=60, deadline=None)
@@ -31,7 +28,7 @@ def test_a_profile_nobody_could_schedule_is_refused(wrong: dict[str, float]) -> 
 
 def test_an_slo_below_one_is_refused() -> None:
     with pytest.raises(ProfileError, match=r"slo=0\.9"):
-        Job("7", JobProfile(100, 50), 0.9, 10)
+        MuxJob("7", JobProfile(100, 50), 0.9, 10)
 
 
 def test_train_time_scales_with_the_width_of_the_group() -> None:
@@ -41,7 +38,7 @@ def test_train_time_scales_with_the_width_of_the_group() -> None:
 
 
 def test_group_sums() -> None:
-    group = Group(1, (0,))
+    group = CoGroup(1, (0,))
     for name, roll, train, node in (("a", 156, 102, 0), ("b", 100, 30, 0), ("c", 80, 20, 1)):
         group.add(name, phases_at(JobProfile(roll, train, mem_roll=10), 1), (node,))
     assert group.t_cycle == 258 and group.t_load == 256 and not group.saturated
@@ -53,7 +50,7 @@ def test_group_sums() -> None:
 
 
 def test_a_job_alone_pays_no_switches() -> None:
-    group = Group(1, (0,))
+    group = CoGroup(1, (0,))
     group.add("a", phases_at(JobProfile(100, 50, switch_roll=2, switch_train=5), 1), (0,))
     assert meta_period(group) == 150
     group.add("b", phases_at(JobProfile(10, 10, switch_roll=2, switch_train=5), 1), (1,))
@@ -62,7 +59,7 @@ def test_a_job_alone_pays_no_switches() -> None:
 
 @FEW
 @given(groups(), st.randoms(use_true_random=False))
-def test_without_gangs_the_period_of_any_order_is_the_closed_form(group: Group, draw: object) -> None:
+def test_without_gangs_the_period_of_any_order_is_the_closed_form(group: CoGroup, draw: object) -> None:
     order = list(range(len(group.pins)))
     draw.shuffle(order)  # type: ignore[attr-defined]
     assert RoundRobin(**shop_of(group), order=order).period(40) == pytest.approx(meta_period(group))  # type: ignore[arg-type]
@@ -70,7 +67,7 @@ def test_without_gangs_the_period_of_any_order_is_the_closed_form(group: Group, 
 
 @FEW
 @given(groups(most=4, gangs=True))
-def test_with_gangs_the_recursion_is_the_event_simulation(group: Group) -> None:
+def test_with_gangs_the_recursion_is_the_event_simulation(group: CoGroup) -> None:
     events = RoundRobin(**shop_of(group), order=range(len(group.pins))).period(48)  # type: ignore[arg-type]
     assert max_plus_period(group, tuple(group.pins), 48) == pytest.approx(events)
     assert events >= max(group.t_cycle, group.t_load) - 1e-9
@@ -78,14 +75,14 @@ def test_with_gangs_the_recursion_is_the_event_simulation(group: Group) -> None:
 
 @FEW
 @given(groups(most=4, gangs=True))
-def test_the_order_search_never_loses_against_arrival_order(group: Group) -> None:
+def test_the_order_search_never_loses_against_arrival_order(group: CoGroup) -> None:
     found = max_plus_period(group, best_order(group))
     assert found <= max_plus_period(group, tuple(group.pins)) + 1e-9
     assert sorted(best_order(group)) == sorted(group.pins)
 
 
 def test_the_order_search_finds_what_arrival_order_misses() -> None:
-    group = Group(1, (0,))
+    group = CoGroup(1, (0,))
     for name, roll, train, nodes in (("a", 50, 10, (0,)), ("b", 40, 10, (0, 1)), ("c", 50, 10, (1,))):
         group.add(name, phases_at(JobProfile(roll, train, n_roll=len(nodes)), 1), nodes)
     group.add("d", phases_at(JobProfile(40, 10, n_roll=2), 1), (0, 1))
@@ -104,7 +101,7 @@ def test_theorem_1_repeating_a_job_never_helps_a_group_that_is_not_over_saturate
         return
     once = (sum(rolls) + sum(trains)) / cycle
     again = data.draw(st.integers(0, len(phases) - 1))
-    group = Group(1, (0,))
+    group = CoGroup(1, (0,))
     for number, (roll, train) in enumerate(phases):
         group.add(f"{number}", phases_at(JobProfile(roll, train), 1), (0,))
     assert meta_period(group) == cycle
@@ -120,7 +117,9 @@ def test_theorem_1_repeating_a_job_never_helps_a_group_that_is_not_over_saturate
 
 @FEW
 @given(groups(), st.integers(0, 10**6))
-def test_no_fifo_iteration_exceeds_its_worst_case_when_phases_are_shorter_than_planned(group: Group, seed: int) -> None:
+def test_no_fifo_iteration_exceeds_its_worst_case_when_phases_are_shorter_than_planned(
+    group: CoGroup, seed: int
+) -> None:
     draw = generator(seed, "durations")
     shop = Shop(**shop_of(group))  # type: ignore[arg-type]
     rolls, trains = list(shop.rolls), list(shop.trains)
@@ -133,7 +132,7 @@ def test_no_fifo_iteration_exceeds_its_worst_case_when_phases_are_shorter_than_p
 
 @FEW
 @given(groups(), st.integers(0, 10**6))
-def test_any_number_of_fifo_iterations_keeps_the_mean_bound_from_any_moment_on(group: Group, seed: int) -> None:
+def test_any_number_of_fifo_iterations_keeps_the_mean_bound_from_any_moment_on(group: CoGroup, seed: int) -> None:
     draw = generator(seed, "starts")
     starts = [draw.uniform(0, 200) for _ in group.pins]
     ended = fifo(Shop(**shop_of(group)), starts, 25)  # type: ignore[arg-type]
@@ -146,7 +145,7 @@ def test_any_number_of_fifo_iterations_keeps_the_mean_bound_from_any_moment_on(g
 
 
 def test_a_slow_partner_cannot_be_ahead_every_time() -> None:
-    group = Group(1, (0,))
+    group = CoGroup(1, (0,))
     group.add("short", phases_at(JobProfile(80, 20), 1), (0,))
     group.add("long", phases_at(JobProfile(800, 100), 1), (1,))
     assert fifo_worst(group, "short") == 200
@@ -155,7 +154,7 @@ def test_a_slow_partner_cannot_be_ahead_every_time() -> None:
 
 @FEW
 @given(groups(switches=False))
-def test_fifo_means_are_those_of_the_event_simulation(group: Group) -> None:
+def test_fifo_means_are_those_of_the_event_simulation(group: CoGroup) -> None:
     ended = fifo(Shop(**shop_of(group)), [0.0] * len(group.pins), 150)  # type: ignore[arg-type]
     for name, times in zip(group.pins, ended, strict=True):
         settled = [time for time in times if time >= times[-1] / 3]

@@ -12,22 +12,20 @@ from hypothesis import strategies as st
 
 from rollweave.errors import ConfigError
 from rollweave.mux.decisions.invariants import PlanError, check_state
-from rollweave.mux.decisions.plan import Plan, Step
-from rollweave.mux.decisions.policy import DEFAULT, PER_ITERATION, ROLLMUX, Policy, policy
+from rollweave.mux.decisions.plan import Plan, PlanStep
 from rollweave.mux.decisions.scheduler import Scheduler
-from rollweave.mux.model.group import Group, phases_at
-from rollweave.mux.model.job import Job
-from rollweave.mux.model.node import rollout_pool, train_pool
-from rollweave.mux.model.profile import JobProfile
-from rollweave.mux.model.slo import judge, limit
-from rollweave.mux.model.state import ClusterState
+from rollweave.mux.model.group import CoGroup, phases_at
+from rollweave.mux.model.job import JobProfile, MuxJob
+from rollweave.mux.model.policy import DEFAULT, PER_ITERATION, ROLLMUX, MuxPolicy, policy
+from rollweave.mux.model.slo import assess, limit
+from rollweave.mux.model.state import ClusterState, rollout_pool, train_pool
 
 
-def job(name: str, roll: float, train: float, slo: float = 1.5, iters: float = 100, **more: Any) -> Job:
-    return Job(name, JobProfile(roll, train, **more), slo, iters)
+def job(name: str, roll: float, train: float, slo: float = 1.5, iters: float = 100, **more: Any) -> MuxJob:
+    return MuxJob(name, JobProfile(roll, train, **more), slo, iters)
 
 
-def admit(state: ClusterState, newcomer: Job, policy: Policy = ROLLMUX, now: float = 0.0) -> Plan:
+def admit(state: ClusterState, newcomer: MuxJob, policy: MuxPolicy = ROLLMUX, now: float = 0.0) -> Plan:
     scheduler = Scheduler(policy)
     plan = scheduler.arrive(state, newcomer, now)
     scheduler.apply(state, plan, now, newcomer)
@@ -102,14 +100,14 @@ def test_a_plan_that_breaks_an_invariant_is_refused_and_changes_nothing() -> Non
     admit(state, job("a", 150, 100, slo=1.1))
     before = json.dumps(state.to_dict())
     late = job("b", 900, 100, slo=2.0)
-    plan = Plan((Step("place", "b", 1, "by hand", (0,)),))
+    plan = Plan((PlanStep("place", "b", 1, "by hand", (0,)),))
     with pytest.raises(PlanError, match="invariant 6: job a of group 1 needs 1050 s, has 275 s"):
         Scheduler().apply(state, plan, 0.0, late)
     heavy = job("c", 90, 120, slo=2.0, mem_roll=4000)
     with pytest.raises(PlanError, match="invariant 4: rollout node 0 holds 4000 GB of 2048 GB"):
-        Scheduler().apply(state, Plan((Step("place", "c", 1, "by hand", (0,)),)), 0.0, heavy)
+        Scheduler().apply(state, Plan((PlanStep("place", "c", 1, "by hand", (0,)),)), 0.0, heavy)
     with pytest.raises(PlanError, match="invariant 2"):
-        Scheduler().apply(state, Plan((Step("place", "d", 1, "", (0,)),)), 0.0, job("d", 9, 9, slo=2.0, n_roll=2))
+        Scheduler().apply(state, Plan((PlanStep("place", "d", 1, "", (0,)),)), 0.0, job("d", 9, 9, slo=2.0, n_roll=2))
     assert json.dumps(state.to_dict()) == before
 
 
@@ -129,9 +127,9 @@ def test_an_unknown_policy_names_the_known_ones() -> None:
 
 
 def test_rollmux_has_every_extension_off() -> None:
-    assert Policy() == ROLLMUX
+    assert MuxPolicy() == ROLLMUX
     off = (ROLLMUX.consolidation, ROLLMUX.integrated_cost, ROLLMUX.order_search, ROLLMUX.adaptive, ROLLMUX.banking)
-    assert not any(off) and ROLLMUX.fifo == "off" and ROLLMUX.prune_saturated and ROLLMUX.per_iteration
+    assert not any(off) and ROLLMUX.fifo == "off" and ROLLMUX.prune_saturated
 
 
 profiles = st.tuples(
@@ -139,7 +137,7 @@ profiles = st.tuples(
 )
 
 
-def drawn(number: int, values: tuple[int, int, int, float, int]) -> Job:
+def drawn(number: int, values: tuple[int, int, int, float, int]) -> MuxJob:
     roll, train, width, slo, memory = values
     return job(f"{number}", roll, train, slo, n_train=width, mem_roll=memory, mem_train=memory)
 
@@ -158,8 +156,8 @@ def test_placement_is_the_cheapest_feasible_one_found_by_enumeration(
         assert (step.kind, step.group if step.kind == "place" else 0, step.nodes) == expected
 
 
-def enumerated(state: ClusterState, newcomer: Job, chosen: Policy) -> tuple[str, int, tuple[int, ...]]:
-    """Every group, every node, one new node; feasible by running the whole group through `judge`."""
+def enumerated(state: ClusterState, newcomer: MuxJob, chosen: MuxPolicy) -> tuple[str, int, tuple[int, ...]]:
+    """Every group, every node, one new node; feasible by running the whole group through `assess`."""
     own = state.rollout.price + state.train.price * newcomer.profile.n_train
     best: tuple[float, str, int, tuple[int, ...]] | None = None
     fresh = state.rollout.peek(1)
@@ -177,7 +175,13 @@ def enumerated(state: ClusterState, newcomer: Job, chosen: Policy) -> tuple[str,
 
 
 def fits(
-    state: ClusterState, group: Group, trial: Group, node: int, newcomer: Job, jobs: dict[str, Job], chosen: Policy
+    state: ClusterState,
+    group: CoGroup,
+    trial: CoGroup,
+    node: int,
+    newcomer: MuxJob,
+    jobs: dict[str, MuxJob],
+    chosen: MuxPolicy,
 ) -> bool:
     if (chosen.prune_saturated and group.saturated) or len(trial.pins) > chosen.max_group:
         return False
@@ -185,7 +189,7 @@ def fits(
         return False
     if newcomer.profile.mem_train >= state.train.host_gb - group.train_mem:
         return False
-    return judge(trial, jobs, 0.0, chosen, "rr").late is None
+    return assess(trial, jobs, 0.0, chosen, "rr").late is None
 
 
 def test_banking_spends_what_was_saved() -> None:

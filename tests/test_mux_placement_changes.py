@@ -8,31 +8,31 @@ import pytest
 
 from rollweave.mux.decisions.invariants import check_state
 from rollweave.mux.decisions.plan import Plan
-from rollweave.mux.decisions.policy import DEFAULT, ROLLMUX, Policy
 from rollweave.mux.decisions.scheduler import Scheduler
-from rollweave.mux.model.coexec import fifo_worst
-from rollweave.mux.model.fifo import fifo_means
-from rollweave.mux.model.group import Group, phases_at
-from rollweave.mux.model.job import Job
-from rollweave.mux.model.profile import JobProfile
+from rollweave.mux.model.group import CoGroup, phases_at
+from rollweave.mux.model.job import JobProfile, MuxJob
+from rollweave.mux.model.period import fifo_means, fifo_worst
+from rollweave.mux.model.policy import DEFAULT, ROLLMUX, MuxPolicy
 from rollweave.mux.model.state import ClusterState
 
 CONSOLIDATING = replace(ROLLMUX, consolidation=True)
 
 
-def admit(state: ClusterState, policy: Policy, name: str, roll: float, train: float, slo: float, iters: float) -> None:
-    scheduler, job = Scheduler(policy), Job(name, JobProfile(roll, train), slo, iters)
+def admit(
+    state: ClusterState, policy: MuxPolicy, name: str, roll: float, train: float, slo: float, iters: float
+) -> None:
+    scheduler, job = Scheduler(policy), MuxJob(name, JobProfile(roll, train), slo, iters)
     scheduler.apply(state, scheduler.arrive(state, job, 0.0), 0.0, job)
 
 
-def depart(state: ClusterState, policy: Policy, name: str, now: float) -> Plan:
+def depart(state: ClusterState, policy: MuxPolicy, name: str, now: float) -> Plan:
     plan = Scheduler(policy).depart(state, name, now)
     Scheduler(policy).apply(state, plan, now)
     check_state(state, policy)
     return plan
 
 
-def two_half_empty_groups(policy: Policy) -> ClusterState:
+def two_half_empty_groups(policy: MuxPolicy) -> ClusterState:
     """a and b share, c and d share; when b and d are gone, a and c could share too."""
     state = ClusterState()
     for name in "abcd":
@@ -82,7 +82,7 @@ def test_a_failed_job_leaves_at_once_and_comes_back_with_its_progress() -> None:
     done = state.jobs["a"].done_at(20_000.0)
     scheduler.apply(state, scheduler.fail(state, "a", 20_000.0), 20_000.0)
     assert "a" not in state.jobs and state.jobs["b"].pace == 200
-    again = Job("a", JobProfile(100, 100), 1.3, 400, done=float(int(done)))
+    again = MuxJob("a", JobProfile(100, 100), 1.3, 400, done=float(int(done)))
     scheduler.apply(state, scheduler.arrive(state, again, 25_000.0), 25_000.0, again)
     left = state.jobs["a"].n_iters - int(done)
     assert state.jobs["a"].deadline == pytest.approx(25_000 + 1.3 * left * 200)
@@ -154,8 +154,8 @@ def fifo_group() -> ClusterState:
     state = ClusterState()
     for number, (roll, train) in enumerate(((560, 150), (60, 210), (290, 50), (580, 90))):
         name = "abcd"[number]
-        job = Job(name, JobProfile(roll, train), 2.0, 100, deadline=1e9)
-        group = state.groups.setdefault(1, Group(1, (0,), "fifo"))
+        job = MuxJob(name, JobProfile(roll, train), 2.0, 100, deadline=1e9)
+        group = state.groups.setdefault(1, CoGroup(1, (0,), "fifo"))
         group.add(name, phases_at(job.profile, 1), (number,))
         state.jobs[name], state.home[name] = job, 1
     for name, pace in fifo_means(state.groups[1]).items():

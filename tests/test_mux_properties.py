@@ -11,12 +11,10 @@ import pytest
 
 from rollweave.mux.decisions.invariants import check_state
 from rollweave.mux.decisions.plan import Plan
-from rollweave.mux.decisions.policy import DEFAULT, PER_ITERATION, ROLLMUX, Policy
 from rollweave.mux.decisions.scheduler import Scheduler
-from rollweave.mux.model.job import Job
-from rollweave.mux.model.node import rollout_pool, train_pool
-from rollweave.mux.model.profile import JobProfile
-from rollweave.mux.model.state import ClusterState
+from rollweave.mux.model.job import JobProfile, MuxJob
+from rollweave.mux.model.policy import DEFAULT, PER_ITERATION, ROLLMUX, MuxPolicy
+from rollweave.mux.model.state import ClusterState, rollout_pool, train_pool
 from rollweave.seeds import generator
 
 
@@ -24,14 +22,14 @@ from rollweave.seeds import generator
 class Storm:
     """Random events against one policy; every plan is applied (and so checked), every state is looked at."""
 
-    policy: Policy
+    policy: MuxPolicy
     draw: random.Random
     state: ClusterState = field(default_factory=lambda: ClusterState(rollout_pool(1500), train_pool(1500)))
     now: float = 0.0
     events: int = 0
     steps: Counter[str] = field(default_factory=Counter)
     late: list[str] = field(default_factory=list)
-    again: list[tuple[float, Job]] = field(default_factory=list)
+    again: list[tuple[float, MuxJob]] = field(default_factory=list)
 
     def run(self, events: int) -> None:
         while self.events < events:
@@ -66,19 +64,19 @@ class Storm:
 
     def _fail(self) -> None:
         job = self.state.jobs[self.draw.choice(sorted(self.state.jobs))]
-        kept = Job(f"{job.id}'", job.profile, job.slo, job.n_iters, done=float(int(job.done_at(self.now))))
+        kept = MuxJob(f"{job.id}'", job.profile, job.slo, job.n_iters, done=float(int(job.done_at(self.now))))
         self._do(self.scheduler.fail(self.state, job.id, self.now))
         if kept.done < kept.n_iters:
             heapq.heappush(self.again, (self.now + 2000, kept))
 
-    def _arrive(self, job: Job) -> None:
+    def _arrive(self, job: MuxJob) -> None:
         self._do(self.scheduler.arrive(self.state, job, self.now), job)
 
-    def _do(self, plan: Plan, arriving: Job | None = None) -> None:
+    def _do(self, plan: Plan, arriving: MuxJob | None = None) -> None:
         self.steps.update(step.kind for step in plan.steps)
         self.scheduler.apply(self.state, plan, self.now, arriving)
 
-    def _job(self) -> Job:
+    def _job(self) -> MuxJob:
         draw, scale = self.draw, self.draw.choice((0.3, 1.0, 3.0))
         profile = JobProfile(
             scale * draw.uniform(50, 300),
@@ -92,7 +90,7 @@ class Storm:
             cold_roll=40,
             move_s=200,
         )
-        return Job(f"{self.events}", profile, draw.uniform(1, 2), draw.randint(3, 120))
+        return MuxJob(f"{self.events}", profile, draw.uniform(1, 2), draw.randint(3, 120))
 
 
 STORMS = [
@@ -104,7 +102,7 @@ STORMS = [
 
 
 @pytest.mark.parametrize(("policy", "events"), STORMS)
-def test_ten_thousand_events_break_no_invariant_and_no_promise(policy: Policy, events: int) -> None:
+def test_ten_thousand_events_break_no_invariant_and_no_promise(policy: MuxPolicy, events: int) -> None:
     """`apply` checks every plan against the invariants and raises; memory and pools are looked at after every event."""
     storm = Storm(policy, generator(5, "storm"))
     storm.run(events)

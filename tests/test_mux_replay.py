@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from bench.mux_cost.__main__ import measure
 from typer.testing import CliRunner
 
 from mux_worlds import line, plain_job, recorded_traces, scenario
 from rollweave.cli.mux import app
 from rollweave.errors import ConfigError
-from rollweave.mux.baselines.plain import Plain
 from rollweave.mux.baselines.setups import setup
-from rollweave.mux.baselines.solo import Solo
-from rollweave.mux.decisions.plan import Plan, Step
+from rollweave.mux.baselines.simple import Plain, Solo
+from rollweave.mux.decisions.plan import Plan, PlanStep
 from rollweave.mux.decisions.scheduler import Scheduler
-from rollweave.mux.model.job import Job
-from rollweave.mux.model.node import rollout_pool, train_pool
-from rollweave.mux.model.state import ClusterState
-from rollweave.mux.simulation.classes import MODELS, SIZES, Workload, draw_jobs
+from rollweave.mux.model.job import MuxJob
+from rollweave.mux.model.state import ClusterState, rollout_pool, train_pool
+from rollweave.mux.simulation.jobs import MODELS, SIZES, JobMix, draw_jobs
 from rollweave.mux.simulation.phases import PhaseReplay
-from rollweave.mux.simulation.replay import Failure, Outcome, Replay
+from rollweave.mux.simulation.replay import Failure, Replay, ReplayResult
 from rollweave.mux.simulation.report import as_json
-from rollweave.mux.simulation.simulate import Scenario, simulate
-from rollweave.mux.simulation.trace import read_trace, write_trace
-from rollweave.mux.simulation.trace_model import generate
+from rollweave.mux.simulation.simulate import TraceScenario, simulate
+from rollweave.mux.simulation.trace import generate, read_trace, write_trace
 
 PAIR = 57.04
 ISSUE_KEYS = {
@@ -47,16 +48,16 @@ class OneGroup(Plain):
     def __init__(self, own_nodes: bool = False, mode: str = "rr") -> None:
         self.own_nodes, self.mode = own_nodes, mode
 
-    def arrive(self, state: ClusterState, job: Job, now: float) -> Plan:
+    def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan:
         if not state.groups:
             return super().arrive(state, job, now)
         group = next(iter(state.groups.values()))
         nodes = state.rollout.peek(1) if self.own_nodes else group.nodes
-        place = Step("place", job.id, group.id, "", nodes, nodes if self.own_nodes else ())
-        return Plan((place, Step("arrange", "", group.id, mode=self.mode)))  # type: ignore[arg-type]
+        place = PlanStep("place", job.id, group.id, "", nodes, nodes if self.own_nodes else ())
+        return Plan((place, PlanStep("arrange", "", group.id, mode=self.mode)))  # type: ignore[arg-type]
 
 
-def finish_times(outcome: Outcome) -> dict[str, float]:
+def finish_times(outcome: ReplayResult) -> dict[str, float]:
     return {job.job: job.finished_s for job in outcome.ended}
 
 
@@ -89,7 +90,7 @@ def test_cost_is_the_sum_over_groups_of_the_time_they_were_there() -> None:
     class Watching(Scheduler):
         spent, last, groups = 0.0, 0.0, {}
 
-        def apply(self, state: ClusterState, plan: Plan, now: float, arriving: Job | None = None) -> None:
+        def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None:
             Watching.spent += sum(Watching.groups.values()) * (now - Watching.last) / 3600
             super().apply(state, plan, now, arriving)
             Watching.last = now
@@ -176,14 +177,14 @@ def test_a_job_that_never_fits_is_an_error_and_no_endless_wait() -> None:
 def test_memory_pressure_costs_money() -> None:
     trace = generate(80)
     tight, roomy = (
-        simulate(Scenario(trace, Workload("rh", memory=True), host_gb=size), "rollmux", 0) for size in (1000, 4000)
+        simulate(TraceScenario(trace, JobMix("rh", memory=True), host_gb=size), "rollmux", 0) for size in (1000, 4000)
     )
     assert tight.ledger.dollars > roomy.ledger.dollars
     assert tight.slo_attainment == 1.0
 
 
 def test_mixed_sizes_and_failures_end_well() -> None:
-    world = Scenario(generate(60), Workload(sizes="mixed"), failures=0.2)
+    world = TraceScenario(generate(60), JobMix(sizes="mixed"), failures=0.2)
     outcome = simulate(world, "rollmux", 0)
     assert len(outcome.ended) == 60 and outcome.slo_attainment == 1.0
     assert sum(decision.event == "fail" for decision in outcome.decisions) > 3
@@ -201,26 +202,26 @@ def test_latency_is_what_the_stopwatch_says_and_zero_without() -> None:
 
 def test_jobs_come_from_table_6_and_fill_their_duration() -> None:
     trace = [line(0.0, 36000.0)] * 200
-    for job in draw_jobs(trace, Workload("rh"), 0):
+    for job in draw_jobs(trace, JobMix("rh"), 0):
         assert 100 <= job.profile.t_roll <= 600 and 25 <= job.profile.t_train <= 200
         assert 2 <= job.profile.t_roll / job.profile.t_train <= 8
         assert 1 <= job.slo <= 2
         assert 36000 <= job.n_iters * job.solo_s < 36000 + job.solo_s
-    mixed = draw_jobs(trace, Workload(), 0)
+    mixed = draw_jobs(trace, JobMix(), 0)
     heavier = sum(job.profile.t_roll > 1.9 * job.profile.t_train for job in mixed)
     assert 40 < heavier < 95
 
 
 def test_a_job_is_the_same_whatever_comes_before_it() -> None:
     trace = [line(0.0)] * 5
-    assert draw_jobs(trace, Workload(), 1)[:3] == draw_jobs(trace[:3], Workload(), 1)
-    assert draw_jobs(trace, Workload(), 1) != draw_jobs(trace, Workload(), 2)
+    assert draw_jobs(trace, JobMix(), 1)[:3] == draw_jobs(trace[:3], JobMix(), 1)
+    assert draw_jobs(trace, JobMix(), 1) != draw_jobs(trace, JobMix(), 2)
 
 
 def test_memory_and_sizes_only_on_request() -> None:
     trace = [line(0.0)] * 50
-    assert all(job.profile.mem_roll == 0 and job.profile.n_roll == 1 for job in draw_jobs(trace, Workload(), 0))
-    heavy = draw_jobs(trace, Workload(memory=True, sizes="mixed"), 0)
+    assert all(job.profile.mem_roll == 0 and job.profile.n_roll == 1 for job in draw_jobs(trace, JobMix(), 0))
+    heavy = draw_jobs(trace, JobMix(memory=True, sizes="mixed"), 0)
     assert {job.profile.mem_train for job in heavy} == {model.mem_train for model in MODELS.values()}
     assert {job.profile.n_roll for job in heavy} == set(SIZES["mixed"])
     assert all(job.profile.n_roll == job.profile.n_train for job in heavy)
@@ -229,13 +230,13 @@ def test_memory_and_sizes_only_on_request() -> None:
 @pytest.mark.parametrize("wrong", [{"jobs": "xl"}, {"sizes": "huge"}, {"slo": (0.9, 2.0)}, {"slo": (2.0, 1.5)}])
 def test_a_wrong_workload_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        Workload(**wrong)  # type: ignore[arg-type]
+        JobMix(**wrong)  # type: ignore[arg-type]
 
 
 # --- phases ----------------------------------------------------------------------------------------------------------
 
 
-def run_both(jobs: list[tuple[float, Job]], **group: object) -> tuple[dict[str, float], dict[str, float]]:
+def run_both(jobs: list[tuple[float, MuxJob]], **group: object) -> tuple[dict[str, float], dict[str, float]]:
     copies = [
         (at, plain_job(job.id, job.profile.t_roll, job.profile.t_train, job.slo, int(job.n_iters))) for at, job in jobs
     ]
@@ -286,7 +287,7 @@ def test_a_whole_trace_costs_the_same_phase_by_phase(policy: str) -> None:
 
 def test_nobody_shares_a_node_and_rollouts_alternate_with_training() -> None:
     """Gangs of different width under round robin: the phases seen one by one."""
-    world = Scenario(generate(25), Workload(sizes="mixed"), phases=True)
+    world = TraceScenario(generate(25), JobMix(sizes="mixed"), phases=True)
     outcome = simulate(world, "rollmux", 0)
     assert len(outcome.ended) == 25
     assert outcome.ledger.iterations == sum(job.n_iters for job in draw_jobs(world.trace, world.workload, 0))
@@ -311,6 +312,43 @@ def test_simulate_prints_the_keys_of_the_issue(trace_file: Path) -> None:
     assert set(summary["bubbles"]) == {"rollout", "train"}
     assert sum(summary["admissions"].values()) == pytest.approx(1.0)
     assert len(summary["decisions"]) == 60 and all(decision["latency_ms"] > 0 for decision in summary["decisions"])
+
+
+def simulated(trace_file: Path, *words: str) -> dict[str, Any]:
+    """What `rollweave mux simulate` finds with these options."""
+    answer = CliRunner().invoke(app, ["simulate", "--trace", str(trace_file), "--json", *words])
+    assert answer.exit_code == 0, answer.exception
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
+
+
+@pytest.mark.parametrize("options", [[], ["--host-gb", "0"], ["--phases"]])
+def test_the_command_as_documented_puts_jobs_together(trace_file: Path, options: list[str]) -> None:
+    found = {name: simulated(trace_file, "--policy", name, *options) for name in ("solo-d", "rollmux", "default")}
+    assert found["default"]["total_cost"] < found["rollmux"]["total_cost"] < found["solo-d"]["total_cost"]
+    assert found["solo-d"]["admissions"]["isolated"] == 1.0
+    assert all(found[name]["admissions"]["isolated"] < 0.8 for name in ("rollmux", "default"))
+
+
+def test_host_memory_of_zero_is_enough_for_all_and_little_of_it_costs_money(trace_file: Path) -> None:
+    enough, plenty, little = (
+        simulated(trace_file, "--policy", "rollmux", "--host-gb", size)["total_cost"] for size in ("0", "99999", "600")
+    )
+    assert enough == plenty < little
+
+
+@pytest.mark.parametrize("size", [0.0, -1.0, math.nan])
+def test_a_node_without_memory_is_no_scenario(size: float) -> None:
+    with pytest.raises(ConfigError, match="host memory of a node must be above 0"):
+        TraceScenario([line(0.0)], host_gb=size)
+
+
+def test_the_bench_and_the_command_find_the_same_costs(trace_file: Path) -> None:
+    arguments = argparse.Namespace(seeds=1, phases=False, policies="rollmux,default", no_opt=True, ablation=True)
+    rows = {row.policy: row.cost for row in measure("made", read_trace(trace_file), "mixed", arguments)}
+    for policy in ("rollmux", "default"):
+        assert rows[policy] == simulated(trace_file, "--policy", policy)["total_cost"]
+    assert rows["default - fifo"] != rows["default"]
 
 
 def test_several_seeds_are_averaged_and_plotted(trace_file: Path, tmp_path: Path) -> None:
@@ -344,13 +382,13 @@ def test_names_are_taken_as_people_write_them() -> None:
 
 def test_recorded_traces_keep_every_slo_under_rollmux() -> None:
     for file in sorted(recorded_traces().glob("*.csv")):
-        assert simulate(Scenario(read_trace(file)), "rollmux", 0).slo_attainment == 1.0
+        assert simulate(TraceScenario(read_trace(file)), "rollmux", 0).slo_attainment == 1.0
 
 
 @pytest.mark.slow
 def test_recorded_traces_keep_every_slo_for_less_under_default() -> None:
     for file in sorted(recorded_traces().glob("*.csv")):
-        world = Scenario(read_trace(file)[:150], Workload("rh"))
+        world = TraceScenario(read_trace(file)[:150], JobMix("rh"))
         ours, rollmux = (simulate(world, policy, 0) for policy in ("default", "rollmux"))
         assert ours.slo_attainment == 1.0
         assert ours.ledger.dollars < 0.95 * rollmux.ledger.dollars

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from rollweave.mux.simulation.trace import TraceError, TraceJob, describe, peak_concurrency, read_trace, write_trace
-from rollweave.mux.simulation.trace_model import PROFILES, generate
+from rollweave.mux.simulation.trace import (
+    PROFILES,
+    TraceError,
+    TraceJob,
+    describe,
+    generate,
+    peak_concurrency,
+    read_trace,
+    write_trace,
+)
 
 HEADER = "submit_s,duration_s,gpus\n"
 

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from rollweave.clock import Clock, run_virtual
-from rollweave.cluster.blueprint import Blueprint
-from rollweave.cluster.inline import start_inline
 from rollweave.config.job import Job
 from rollweave.engines.protocol import EngineStats
 from rollweave.environments.registry import EnvironmentFactory, source
@@ -18,7 +16,9 @@ from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.assemble import Listeners, assemble, pipeline
 from rollweave.policies.chat import ChatFormat
 from rollweave.policies.start import start_policy
-from rollweave.rewards.function import NamedReward
+from rollweave.rewards.scorer import NamedReward
+from rollweave.runtimes.blueprint import Blueprint
+from rollweave.runtimes.inline import start_inline
 from rollweave.trajectory import Trajectory
 
 STEPS = 3

@@ -20,11 +20,10 @@ from rollweave.rollout.ledger import LedgerError
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.runs.resume import DriverState
 from rollweave.simulation.durations import NO_TIME, constant, lognormal, normal
+from rollweave.simulation.faults import Outage
 from rollweave.simulation.world.engine import SyncModel
-from rollweave.simulation.world.environment import EnvironmentModel
-from rollweave.simulation.world.faults import Outage
-from rollweave.simulation.world.rewards import RewardModel
-from rollweave.simulation.world.transport import TransportModel
+from rollweave.simulation.world.environment import EnvironmentModel, RewardModel
+from rollweave.simulation.world.hosts import TransportModel
 from rollweave.simulation.world.world import SimulatedRun, World
 from virtual_oracles import check_everything, check_resumed, data, joined, trained
 from virtual_worlds import jobs, make_job, plain_rollouts, rollart, rollart_pipelines, run, worlds

@@ -17,7 +17,7 @@ from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
 from rollweave.simulation.planner.candidates import candidates, least_training
 from rollweave.simulation.planner.estimate import Estimator
-from rollweave.simulation.planner.search import STEPS, WARMUP, judge, merit, plan
+from rollweave.simulation.planner.search import STEPS, WARMUP, assess, merit, plan
 from rollweave.simulation.planner.words import why
 from rollweave.simulation.simulate import simulate
 
@@ -60,7 +60,7 @@ def test_the_best_is_within_three_percent_of_exhaustive_search(case: str, monkey
     small = config(**CASES[case])
     found = plan(small).choices
     estimator = Estimator(small)
-    every = [judge(small, estimator(each)) for each in candidates(small)]
+    every = [assess(small, estimator(each)) for each in candidates(small)]
     assert len(found) < len(every) / 2, "else it proves nothing"
     best = min(merit(small, each)[0] for each in every)
     assert merit(small, found[0])[0] <= 1.03 * best

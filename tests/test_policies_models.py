@@ -15,8 +15,8 @@ from rollweave.errors import ModelError
 from rollweave.policies import smollm2
 from rollweave.policies.forward import load_model
 from rollweave.policies.prepare import prepare
+from rollweave.policies.start import ScriptedEpisode, warm_start
 from rollweave.policies.tiny import SPECIAL_TOKENS, byte_tokenizer
-from rollweave.policies.warm_start import ScriptedEpisode, warm_start
 from training_data import tiny_policy
 
 

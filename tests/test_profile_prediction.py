@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from rollweave.config.hardware import Contention, EngineTimes, HostTimes, Measured, Observed, TrainerTimes, WeightTimes
 from rollweave.config.job import Job
-from rollweave.config.measured import Contention, EngineTimes, HostTimes, Measured, Observed, TrainerTimes, WeightTimes
 from rollweave.config.models import ModelSpec
 from rollweave.config.scenario import Scenario
 from rollweave.config.workload import TaskModel
 from rollweave.errors import ConfigError
-from rollweave.observability.report import page
-from rollweave.observability.report_data import load_run
-from rollweave.observability.report_prediction import write_prediction
-from rollweave.profiling.entry import device, load_profile, scenario_of, write_profile
+from rollweave.observability.report.data import load_run
+from rollweave.observability.report.page import page
+from rollweave.observability.report.sections import write_prediction
 from rollweave.profiling.episodes import empirical
-from rollweave.profiling.trainer import line
+from rollweave.profiling.profile import device, load_profile, scenario_of, write_profile
+from rollweave.profiling.timing import line
 from rollweave.simulation.calibration import calibrate, found, solve
 from rollweave.simulation.costs.measured import interpolated
 from rollweave.simulation.prediction import Prediction, as_scenario, predict

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rollweave.cli.main import app
-from rollweave.profiling.entry import load_profile
+from rollweave.profiling.profile import load_profile
 from rollweave.simulation.calibration import found
 from rollweave.simulation.simulate import simulate
 

@@ -12,12 +12,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rollweave.cli.report import report
+from rollweave.cli.inspect import report
 from rollweave.errors import RunFolderError
 from rollweave.observability.metrics import MetricsWriter
-from rollweave.observability.report import curve_svg, write_report
-from rollweave.observability.report_sections import chosen
-from rollweave.observability.report_svg import Series, line_chart, smooth, stacked_bars, thin
+from rollweave.observability.report.page import curve_svg, write_report
+from rollweave.observability.report.sections import chosen
+from rollweave.observability.report.svg import Series, line_chart, smooth, stacked_bars, thin
 from synthetic_run import write_run
 
 VOID = {"meta", "br"}

@@ -15,21 +15,19 @@ import pytest
 from tests.puppets import PuppetEngine, PuppetHost, request
 
 from rollweave.clock import Clock, run_virtual
-from rollweave.cluster import ray_workers
-from rollweave.cluster.blueprint import Blueprint
-from rollweave.cluster.counters import COUNTERS, GAUGES, LifetimeStats
-from rollweave.cluster.ray_clients import EngineState, Orders, RayEngine
-from rollweave.cluster.ray_handle import Mishaps, WorkerHandle
-from rollweave.cluster.ray_keepers import Crew, EngineKeeper, HostKeeper
-from rollweave.cluster.ray_workers import EngineWorker
-from rollweave.cluster.restarts import Restarts
-from rollweave.cluster.shared_folder import LOCK, PREFIX, shared_folder, sweep
 from rollweave.engines.protocol import Completion, EngineStats, Sampling
 from rollweave.errors import WorkerDied
+from rollweave.fleet.fleet import COUNTERS, GAUGES, LifetimeStats
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.messages import Lease, Report
+from rollweave.rollout.link import Lease, Report
+from rollweave.runtimes import ray_workers
+from rollweave.runtimes.blueprint import Blueprint
+from rollweave.runtimes.ray_clients import EngineState, Mishaps, Orders, RayEngine, Restarts, WorkerHandle
+from rollweave.runtimes.ray_keepers import Crew, EngineKeeper, HostKeeper
+from rollweave.runtimes.ray_workers import EngineWorker
 from rollweave.tasks import Task
+from rollweave.weights.shared_memory import LOCK, PREFIX, shared_folder, sweep
 
 # ------------------------------------------------------------------------------------------------- the books
 

@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from rollweave.clock import Clock, run_virtual
-from rollweave.cluster.blueprint import Blueprint
-from rollweave.cluster.inline import start_inline
 from rollweave.config.job import Job
 from rollweave.engines.protocol import EngineStats
 from rollweave.environments.registry import EnvironmentFactory, source
@@ -21,13 +19,15 @@ from rollweave.errors import ConfigError, RunFolderError, WorkerDied
 from rollweave.observability.events import MemoryRecorder, read_events
 from rollweave.observability.metrics import MetricsWriter, read_metrics
 from rollweave.pipelines.assemble import Listeners, assemble, pipeline
-from rollweave.pipelines.parts import Parts
+from rollweave.pipelines.loop import Parts
 from rollweave.policies.chat import ChatFormat
 from rollweave.policies.start import start_policy
-from rollweave.rewards.function import NamedReward
+from rollweave.rewards.scorer import NamedReward
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.resume import DriverState
 from rollweave.runs.train import train_job
+from rollweave.runtimes.blueprint import Blueprint
+from rollweave.runtimes.inline import start_inline
 from rollweave.training import checkpoint
 from rollweave.trajectory import Trajectory
 
@@ -308,7 +308,7 @@ def test_a_dead_process_leaves_its_lock_to_the_next(run: Path) -> None:
 
 def failing(monkeypatch: pytest.MonkeyPatch, method: str, step: int, error: Exception, times: int) -> None:
     """Let a part fail so many times at a step."""
-    import rollweave.cluster.inline as inline
+    import rollweave.runtimes.inline as inline
     from rollweave.rollout.scheduler import RolloutScheduler
 
     owner: Any = inline.InlineTrainer if method == "train_step" else RolloutScheduler

@@ -11,13 +11,13 @@ import pytest
 from rollweave.config.job import RewardConfig
 from rollweave.errors import ConfigError, RewardFailed
 from rollweave.rewards import rules
-from rollweave.rewards.function import NamedReward, Scorer
+from rollweave.rewards.scorer import NamedReward, Scorer
 from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory
 
 MINE = """
 import asyncio, math
-from rollweave.rewards.protocol import RewardResult
+from rollweave.rewards.scorer import RewardResult
 
 def length(trajectory): return len(trajectory.turns[-1].text)
 def yes(trajectory): return True

@@ -15,16 +15,14 @@ from rollweave.config.job import Deadlines
 from rollweave.engines.protocol import Completion, Engine, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed
-from rollweave.rollout.barrier import TurnBarrier
+from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
-from rollweave.rollout.link import Endpoint
-from rollweave.rollout.manager import EnvManager, Stage
-from rollweave.rollout.messages import Lease, Report
-from rollweave.rollout.proxy import LLMProxy
+from rollweave.rollout.link import Endpoint, Lease, Report
+from rollweave.rollout.manager import EnvManager, Stage, TurnBarrier
 from rollweave.simulation.durations import constant, lognormal
 from rollweave.simulation.world.engine import SimulatedEngine
 from rollweave.simulation.world.environment import ByteDialogue, StepRewards
-from rollweave.simulation.world.transport import SimulatedTransport, TransportModel
+from rollweave.simulation.world.hosts import SimulatedTransport, TransportModel
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome, Trajectory
 

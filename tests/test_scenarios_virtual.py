@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollweave.rollout.filter import GroupFilter
+from rollweave.rollout.staleness import GroupFilter
 from rollweave.simulation.durations import constant, lognormal
 from rollweave.simulation.world.environment import EnvironmentModel, coin
 from rollweave.simulation.world.world import SimulatedRun, World

@@ -14,9 +14,8 @@ from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.link import Endpoint, Packet
-from rollweave.rollout.messages import Cancel, Lease, Report
-from rollweave.rollout.scheduler import RolloutPlan, RolloutScheduler
+from rollweave.rollout.link import Cancel, Endpoint, Lease, Packet, Report
+from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.rollout.state import SchedulerState
 from rollweave.tasks import Cursor, SeedSource
@@ -63,7 +62,7 @@ class World:
         self.dispatcher = Dispatcher()
         options = {"group_size": 2, "sampling": Sampling(), "seed": 0, "get_batch_timeout": 1000.0, **plan}
         self.scheduler = RolloutScheduler(
-            RolloutPlan(**options),
+            RolloutSettings(**options),
             StalenessBound(alpha, size),
             Cursor(SeedSource("t", 0)),
             self.dispatcher,

@@ -9,19 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollweave.rollout.buffer import SampleBuffer
-from rollweave.rollout.selection import Candidate, Selection, select
-from rollweave.rollout.staleness import StalenessBound
+from rollweave.rollout.staleness import GroupInLine, SampleBuffer, Selection, StalenessBound, select
 from rollweave.tasks import Task
 from rollweave.trajectory import Group, Trajectory
 
 
-def running(id: int, version: int, expendable: bool = False) -> Candidate:
-    return Candidate(id, version, complete=False, expendable=expendable)
+def running(id: int, version: int, expendable: bool = False) -> GroupInLine:
+    return GroupInLine(id, version, complete=False, expendable=expendable)
 
 
-def complete(id: int, version: int) -> Candidate:
-    return Candidate(id, version, complete=True)
+def complete(id: int, version: int) -> GroupInLine:
+    return GroupInLine(id, version, complete=True)
 
 
 # ---------------------------------------------------------------------------------------------------- the bound
@@ -119,7 +117,7 @@ def test_whatever_order_groups_finish_in_the_bound_holds_and_nobody_is_stuck(
         admit(step, step)
         while True:
             candidates = [
-                Candidate(id, version, done, policy == "drop" or (policy == "requeue" and requeued[id] < 2))
+                GroupInLine(id, version, done, policy == "drop" or (policy == "requeue" and requeued[id] < 2))
                 for id, (version, done) in line.items()
             ]
             if (chosen := select(candidates, step, bound)) is not None:
@@ -159,7 +157,7 @@ def test_with_everybody_waited_for_what_is_consumed_is_what_was_admitted(alpha: 
         while len(line) < bound.room(step, step):
             versions[len(versions)] = step
             line[len(versions) - 1] = False
-        while (chosen := select([Candidate(i, versions[i], d) for i, d in line.items()], step, bound)) is None:
+        while (chosen := select([GroupInLine(i, versions[i], d) for i, d in line.items()], step, bound)) is None:
             line[draw.choice([i for i, done in line.items() if not done])] = True
         assert not chosen.surplus and not chosen.stale
         for id in chosen.consumed:

@@ -15,7 +15,7 @@ from rollweave.config.load import load_job
 from rollweave.engines.protocol import Sampling
 from rollweave.engines.torch.weights import FusedWeights
 from rollweave.runs import selftest
-from rollweave.runs.selftest import SelfTest, Step, Version
+from rollweave.runs.selftest import SelfTest, SelfTestStep, Version
 from rollweave.trajectory import Transform
 from rollweave.weights.store import MemoryStore
 
@@ -146,16 +146,16 @@ def test_versions_must_agree_with_each_other_and_with_every_engine() -> None:
 @pytest.mark.parametrize(
     ("step", "broken"),
     [
-        (Step(0, 1e-6, 1e-5, 1.0, 1.00001, 1), set()),
-        (Step(0, 1e-3, 1e-3, 1.0, 1.0, 0), {"log-probs"}),
-        (Step(0, 1e-6, 0.1, 1.0, 1.0, 0), {"log-probs"}),
-        (Step(0, None, None, 1.0, 1.0, 0), {"log-probs"}),
-        (Step(0, 1e-6, 1e-5, 0.99, 1.0, 0), {"ratio"}),
-        (Step(0, 1e-6, 1e-5, 1.0, 1.01, 0), {"ratio"}),
-        (Step(0, 1e-6, 1e-5, 1.0, 1.0, 2), {"staleness"}),
+        (SelfTestStep(0, 1e-6, 1e-5, 1.0, 1.00001, 1), set()),
+        (SelfTestStep(0, 1e-3, 1e-3, 1.0, 1.0, 0), {"log-probs"}),
+        (SelfTestStep(0, 1e-6, 0.1, 1.0, 1.0, 0), {"log-probs"}),
+        (SelfTestStep(0, None, None, 1.0, 1.0, 0), {"log-probs"}),
+        (SelfTestStep(0, 1e-6, 1e-5, 0.99, 1.0, 0), {"ratio"}),
+        (SelfTestStep(0, 1e-6, 1e-5, 1.0, 1.01, 0), {"ratio"}),
+        (SelfTestStep(0, 1e-6, 1e-5, 1.0, 1.0, 2), {"staleness"}),
     ],
 )
-def test_every_number_has_its_tolerance(step: Step, broken: set[str]) -> None:
+def test_every_number_has_its_tolerance(step: SelfTestStep, broken: set[str]) -> None:
     checks = [selftest.check_gap([step]), selftest.check_ratio([step]), selftest.check_staleness([step], 1.0)]
     assert {check.name for check in checks if check.status == "broken"} == broken
     assert all(check.fix for check in checks if check.status == "broken")

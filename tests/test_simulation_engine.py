@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollweave.clock import Clock, run_virtual
-from rollweave.config.constants import Constants
-from rollweave.config.hardware import DEVICES
+from rollweave.config.hardware import DEVICES, Constants
 from rollweave.config.job import InFlight
 from rollweave.config.models import MODELS
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
-from rollweave.simulation.hardware.gpu_engine import GpuEngine
-from rollweave.simulation.hardware.script import Script
+from rollweave.simulation.hardware.engine import GpuEngine
+from rollweave.simulation.hardware.environment import Script
 
 MODEL = MODELS["qwen3-8b"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
-from rollweave.simulation.outcome import Outcome
+from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.simulate import scenario, simulate
 
 FIXED = {
@@ -50,18 +50,18 @@ def make(task: dict[str, Any], pipeline: dict[str, Any], devices: int = 4, **mor
     )
 
 
-def what_happened(outcome: Outcome) -> dict[str, Any]:
+def what_happened(outcome: SimulationResult) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(outcome.json(rows=True))
     return {key: value for key, value in data.items() if key not in ("pipeline", "alpha", "name")}
 
 
-def number(outcome: Outcome, step: int, key: str) -> float:
+def number(outcome: SimulationResult, step: int, key: str) -> float:
     value = outcome.rows[step][key]
     assert isinstance(value, int | float)
     return float(value)
 
 
-def total(outcome: Outcome, *keys: str) -> float:
+def total(outcome: SimulationResult, *keys: str) -> float:
     return sum(number(outcome, step, key) for step in range(outcome.steps) for key in keys)
 
 
@@ -214,7 +214,7 @@ def test_colocated_devices_take_turns() -> None:
     assert number(overlapped, -1, "time/train") > 0
 
 
-def judged(device: str, count: int, **judge: Any) -> Outcome:
+def judged(device: str, count: int, **judge: Any) -> SimulationResult:
     pools = [
         {"name": "rollout", "device": "H20", "count": 4, "role": "rollout"},
         {"name": "train", "device": "H800", "count": 8, "role": "train"},

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from rollweave.engines.protocol import Completion, Request, Sampling
-from rollweave.rollout.proxy import LLMProxy
+from rollweave.fleet.proxy import LLMProxy
 
 POOLS = {"a": [0, 2, 4], "b": [1, 3], "any": list(range(6))}
 

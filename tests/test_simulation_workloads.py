@@ -8,18 +8,16 @@ from statistics import fmean, median
 
 import pytest
 
-from rollweave.config.distributions import Mixed, Part, constant, lognormal, normal, uniform
-from rollweave.config.workload import TaskModel
+from rollweave.config.workload import Mixed, Part, TaskModel, constant, lognormal, normal, uniform
 from rollweave.errors import ConfigError
-from rollweave.repeated import Repeated, repeated
 from rollweave.seeds import generator
-from rollweave.simulation.hardware.script import Script
+from rollweave.simulation.durations import sampler
+from rollweave.simulation.hardware.environment import Script
+from rollweave.simulation.repeated import Repeated, repeated
 from rollweave.simulation.simulate import scenario, simulate
-from rollweave.simulation.workloads.episode import NEVER, EpisodeModel
+from rollweave.simulation.workloads.episode import NEVER, DrawnWorkload, EpisodeModel
 from rollweave.simulation.workloads.presets import PRESETS, resolve
 from rollweave.simulation.workloads.recorded import RecordedWorkload
-from rollweave.simulation.workloads.sampling import sampler
-from rollweave.simulation.workloads.source import DrawnWorkload
 
 TURNS = {"swe-bench": (30, 50), "webshop": (5, 30), "frozen-lake": (20, 100), "gem-math": (1, 4), "gem-game": (1, 1)}
 """RollArt, Table 1."""

@@ -20,13 +20,12 @@ from rollweave.engines.protocol import EngineStats
 from rollweave.errors import RunFolderError
 from rollweave.observability.accounting import Accountant
 from rollweave.observability.events import Event
-from rollweave.observability.lastminute import LastMinute, Pool
-from rollweave.observability.looptime import LoopTime
+from rollweave.observability.meters import LoopTime
 from rollweave.observability.screen import Header
 from rollweave.observability.status import Status, read_status
-from rollweave.observability.status_board import StatusBoard
+from rollweave.observability.status_board import LastMinute, PoolTimes, StatusBoard
 from rollweave.observability.status_screen import status_screen
-from rollweave.observability.waitfor import Node, wait_for_graph
+from rollweave.observability.waits import WaitNode, wait_for_graph
 from synthetic_run import write_run
 
 HEADER = Header("quickstart", "rollart", "inline", "tiny", 60, 1.0)
@@ -64,7 +63,7 @@ class World:
         ]
 
 
-def flat(nodes: list[Node], depth: int = 0) -> list[str]:
+def flat(nodes: list[WaitNode], depth: int = 0) -> list[str]:
     return [
         line
         for node in nodes
@@ -116,7 +115,7 @@ def test_what_happened_before_the_last_minute_is_forgotten():
     minute = LastMinute(seconds=60)
     for time in range(0, 201, 10):
         minute.look(
-            float(time), {"engine": Pool(time * 2, {"generate": min(time, 140), "recompute": max(0, time - 140)})}
+            float(time), {"engine": PoolTimes(time * 2, {"generate": min(time, 140), "recompute": max(0, time - 140)})}
         )
     assert minute.seconds == 60
     assert minute.shares() == {"engine": {"recompute": 0.5}}  # 140 to 200: 60 of 120 engine-seconds

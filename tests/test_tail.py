@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rollweave.clock import Clock, run_virtual
 from rollweave.engines.protocol import Completion, Request, Sampling
-from rollweave.pipelines.turns import Pool
-from rollweave.rollout.moving import MovingProxy
+from rollweave.fleet.proxy import MovingProxy
+from rollweave.pipelines.permits import SharedPool
 from rollweave.seeds import derive
 from rollweave.simulation.durations import constant, lognormal
 from rollweave.simulation.world.engine import SimulatedEngine
@@ -167,7 +167,7 @@ class Neighbours:
     shared: bool = True
     said: list[str] = field(default_factory=list)
 
-    async def take(self, pool: Pool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
+    async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
         self.said.append(pool)
         await self.clock.sleep(self.rng.random())
         return self.rng.choice([None, self.rng.randint(1, self.nodes)]) if partly else None

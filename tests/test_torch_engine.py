@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig
 
-from rollweave.engines.torch.architecture import Architecture
 from rollweave.engines.torch.engine import TorchEngine
+from rollweave.engines.torch.weights import Architecture
 from rollweave.errors import ModelError
-from rollweave.weights.digest import checksum
+from rollweave.weights.buckets import checksum
 from torch_engine_reference import (
     MODELS,
     Agreement,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from rollweave.engines.protocol import Sampling
-from rollweave.engines.torch.attention import CALL_BYTES, Chunk, plan
-from rollweave.engines.torch.slots import Context, SlotTable
-from rollweave.engines.torch.stopping import finish_of, text_of
+from rollweave.engines.torch.engine import Context, SlotTable
+from rollweave.engines.torch.model import CALL_BYTES, Chunk, plan
+from rollweave.engines.torch.sampling import finish_of, text_of
 from torch_engine_reference import TOKENIZER, engine_of, random_model, random_prompt, request, run, tokens_of, update
 
 MODEL = random_model("qwen3")

@@ -9,10 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference_losses as reference
-from rollweave.config.advantages import GiGPOAdvantage, GRPOAdvantage, ReinforcePlusAdvantage, RLOOAdvantage
-from rollweave.training.advantages import batch_advantages, gigpo, trajectory_advantages, zero_share
+from rollweave.config.training import GiGPOAdvantage, GRPOAdvantage, ReinforcePlusAdvantage, RLOOAdvantage
+from rollweave.training.advantages import (
+    batch_advantages,
+    gigpo,
+    token_rewards,
+    trajectory_advantages,
+    turn_returns,
+    zero_share,
+)
 from rollweave.training.gae import explained_variance, gae, whitened
-from rollweave.training.returns import token_rewards, turn_returns
 from rollweave.trajectory import Group, Span, Trajectory, Transform
 from training_data import TASK, batch
 

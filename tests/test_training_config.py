@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rollweave.config.advantages import GAEAdvantage, GRPOAdvantage
 from rollweave.config.load import dump_job, parse_job
 from rollweave.config.losses import CISPOLoss, DecoupledPPOLoss, PPOLoss
+from rollweave.config.training import GAEAdvantage, GRPOAdvantage
 from rollweave.errors import ConfigError
 
 STALE = "model: {type: tiny}\nenvironment: {type: frozen_lake}\npipeline: {type: rollart, alpha: 2}\n"

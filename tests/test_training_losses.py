@@ -26,10 +26,8 @@ from rollweave.config.losses import (
     TOPRLoss,
 )
 from rollweave.training.gae import value_loss
-from rollweave.training.losses import k3, token_loss, token_weights, total
-from rollweave.training.mismatch import correction
-from rollweave.training.objectives import Draws, objective
-from rollweave.training.schedule import learning_rate
+from rollweave.training.losses import TokenBatch, correction, k3, objective, token_loss, token_weights, total
+from rollweave.training.trainer import learning_rate
 
 number = st.floats(-3, 3, width=32)
 # Sums of these never hit a clip's bound exactly: there a derivative is a matter of taste.
@@ -87,7 +85,7 @@ def ours(data: Data, loss: Any, mismatch: Any, ref: list[list[float]], entropy: 
     """The value, and its gradient at each token's log-prob."""
     new = flat(data.new).requires_grad_()
     rows = index([[0] * len(row) for row in data.new])
-    draws = Draws(new, flat(data.behaviour), flat(data.before), flat(data.advantage), rows)
+    draws = TokenBatch(new, flat(data.behaviour), flat(data.before), flat(data.advantage), rows)
     factor = correction(draws.before, draws.behaviour, rows, index(data.segments), mismatch)
     terms = token_loss(objective(draws, loss), factor, new, flat(entropy), flat(ref))
     lengths = [len(row) for row in data.new]
@@ -144,9 +142,9 @@ def test_gspo_with_an_advantage_per_token_pulls_each_token_by_its_own(data: Data
     assert gradient.tolist() == pytest.approx(expected)
 
 
-def draws(new: torch.Tensor, old: list[float], advantage: list[float]) -> Draws:
+def draws(new: torch.Tensor, old: list[float], advantage: list[float]) -> TokenBatch:
     old_ = torch.tensor(old, dtype=new.dtype)
-    return Draws(new, old_, old_, torch.tensor(advantage, dtype=new.dtype), torch.arange(len(old)))
+    return TokenBatch(new, old_, old_, torch.tensor(advantage, dtype=new.dtype), torch.arange(len(old)))
 
 
 @settings(deadline=None)

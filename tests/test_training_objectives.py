@@ -9,13 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from rollweave.config.advantages import (
-    GAEAdvantage,
-    GiGPOAdvantage,
-    GRPOAdvantage,
-    ReinforcePlusAdvantage,
-    RLOOAdvantage,
-)
 from rollweave.config.losses import (
     CISPOLoss,
     DecoupledPPOLoss,
@@ -28,7 +21,14 @@ from rollweave.config.losses import (
     TISLoss,
     TOPRLoss,
 )
-from rollweave.config.training import TrainingConfig
+from rollweave.config.training import (
+    GAEAdvantage,
+    GiGPOAdvantage,
+    GRPOAdvantage,
+    ReinforcePlusAdvantage,
+    RLOOAdvantage,
+    TrainingConfig,
+)
 from rollweave.errors import RunFolderError
 from rollweave.policies.forward import load_model
 from rollweave.tasks import Task

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rollweave.config.advantages import GRPOAdvantage
 from rollweave.config.losses import PPOLoss
-from rollweave.config.training import TrainingConfig
+from rollweave.config.training import GRPOAdvantage, TrainingConfig
 from rollweave.errors import UntrainableBatch
 from rollweave.policies.forward import fill_rows, load_model, pad_rows, token_logprobs
 from rollweave.training.trainer import TorchTrainer

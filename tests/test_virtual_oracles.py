@@ -11,24 +11,23 @@ import virtual_oracles as oracles
 from rollweave.clock import Deadlock
 from rollweave.config.job import CheckpointConfig, Job
 from rollweave.errors import first_cause
-from rollweave.observability.tokens import TokenBooks
-from rollweave.rollout.buffer import SampleBuffer
+from rollweave.fleet.weight_sync import WeightSync
+from rollweave.observability.meters import TokenBooks
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.group import RunningGroup
+from rollweave.rollout.groups import RunningGroup
 from rollweave.rollout.ledger import AttemptEnd, Ledger
 from rollweave.rollout.manager import EnvManager
 from rollweave.rollout.scheduler import RolloutScheduler
-from rollweave.rollout.staleness import StalenessBound
+from rollweave.rollout.staleness import SampleBuffer, StalenessBound
 from rollweave.rollout.state import SchedulerState
 from rollweave.simulation.durations import constant, lognormal
+from rollweave.simulation.faults import Outage
 from rollweave.simulation.world.engine import SimulatedEngine
 from rollweave.simulation.world.environment import EnvironmentModel
-from rollweave.simulation.world.faults import Outage
 from rollweave.simulation.world.world import World
 from rollweave.tasks import Cursor, Task
 from rollweave.trajectory import Batch, Outcome, Span, Trajectory
-from rollweave.weights.fingerprint import Fingerprint
-from rollweave.weights.sync import WeightSync
+from rollweave.weights.buckets import Fingerprint
 from virtual_worlds import make_job, rollart, run
 
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollweave.weights import buckets, store
-from rollweave.weights.digest import BLOCK_BYTES, checksum
-from rollweave.weights.fingerprint import Fingerprint, WeightMismatch
+from rollweave.weights.buckets import BLOCK_BYTES, Fingerprint, WeightMismatch, checksum
 from rollweave.weights.store import MemoryStore, SharedMemoryStore, WeightStore, WeightStoreError
 
 SMALL_MB = BLOCK_BYTES / 2**20

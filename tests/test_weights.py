@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from rollweave.clock import Clock, DeadlineExceeded, run_virtual
-from rollweave.cluster.placement import TakingTurns
 from rollweave.engines.protocol import Request, Sampling
+from rollweave.fleet.colocated import TakingTurns
+from rollweave.fleet.weight_sync import Transfer, WeightSync
 from rollweave.observability.events import MemoryRecorder
 from rollweave.simulation.durations import constant
 from rollweave.simulation.world.engine import SimulatedEngine, SyncModel
 from rollweave.simulation.world.trainer import SimulatedTrainer
 from rollweave.trajectory import Batch
-from rollweave.weights.fingerprint import Fingerprint, WeightMismatch
-from rollweave.weights.sync import Transfer, WeightSync
+from rollweave.weights.buckets import Fingerprint, WeightMismatch
 
 
 class Forgetful(SimulatedEngine):

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from rollweave.clock import run_virtual
 from rollweave.config.job import Job
 from rollweave.simulation.durations import NO_TIME, constant, lognormal, normal
+from rollweave.simulation.faults import Outage
 from rollweave.simulation.world.engine import SyncModel
-from rollweave.simulation.world.environment import EnvironmentModel, coin
-from rollweave.simulation.world.faults import Outage
-from rollweave.simulation.world.rewards import RewardModel
-from rollweave.simulation.world.transport import TransportModel
+from rollweave.simulation.world.environment import EnvironmentModel, RewardModel, coin
+from rollweave.simulation.world.hosts import TransportModel
 from rollweave.simulation.world.world import SimulatedRun, World, simulate
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("rollout", "pipelines", "simulation", "mux")
+FOLDERS = ("rollout", "fleet", "pipelines", "simulation", "mux")
 
 CLOCK = "ask the injected clock (rollweave.clock)"
 SEEDS = "use rollweave.seeds.generator(seed, *names)"

@@ -15,7 +15,7 @@ from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch, Span, Trajectory, Transform
-from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.buckets import Fingerprint
 
 TURNS = 10
 OBSERVATION = list(range(12))

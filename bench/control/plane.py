@@ -8,12 +8,12 @@ from pathlib import Path
 from bench.control.null import TURNS, NullDialogue, NullEngine, NullEnvironment, NullScorer, NullTrainer
 from rollweave.clock import Clock, run_wall
 from rollweave.config.job import Job
+from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Recorder
 from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.manager import Stage
-from rollweave.rollout.proxy import LLMProxy
 from rollweave.tasks import SeedSource
 
 GROUP_SIZE = 8

@@ -14,16 +14,16 @@ from statistics import fmean
 import torch
 
 from rollweave.clock import Clock, run_virtual
-from rollweave.cluster.blueprint import Blueprint
-from rollweave.cluster.inline import start_inline
 from rollweave.config.job import Job
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.assemble import Listeners, assemble, pipeline
-from rollweave.pipelines.journal import Row
-from rollweave.pipelines.parts import Parts
+from rollweave.pipelines.journal import MetricsRow
+from rollweave.pipelines.loop import Parts
 from rollweave.policies.chat import ChatFormat
 from rollweave.policies.start import start_policy
+from rollweave.runtimes.blueprint import Blueprint
+from rollweave.runtimes.inline import start_inline
 
 ENGINE_STEP_SECONDS = 0.001
 TRAIN_STEP_SECONDS = 100.0
@@ -40,7 +40,7 @@ class Curve:
     staleness: list[float] = field(default_factory=list)
     stalest: float = 0.0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: MetricsRow) -> None:
         reward, mean, most = (row[key] for key in ("reward/mean", "staleness/mean", "staleness/max"))
         assert isinstance(reward, float) and isinstance(mean, float | int) and isinstance(most, float | int)
         self.rewards.append(reward)
@@ -75,7 +75,7 @@ async def _learn(job: Job, policy: Path, target: float, curve: Curve, clock: Clo
     blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()))
     parts: Parts
 
-    def on_row(step: int, row: Row) -> None:
+    def on_row(step: int, row: MetricsRow) -> None:
         curve.add(row)
         parts.stopping = curve.steps_to(target) is not None
 

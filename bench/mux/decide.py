@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass, field
 from statistics import median
 
-from rollweave.mux.decisions.crowd import crowd, draw_job
-from rollweave.mux.decisions.policy import policy
 from rollweave.mux.decisions.scheduler import Scheduler
-from rollweave.mux.model.job import Job
+from rollweave.mux.model.job import MuxJob
+from rollweave.mux.model.policy import policy
 from rollweave.mux.model.state import ClusterState
 from rollweave.seeds import generator
+from rollweave_experiments.rollmux.crowd import crowd, draw_job
 
 
 @dataclass
@@ -46,7 +46,7 @@ def measure(name: str, running: int, decisions: int) -> dict[str, float | int | 
     return latencies.row(name, running, len(state.groups))
 
 
-def _arrive(scheduler: Scheduler, state: ClusterState, job: Job, now: float) -> float:
+def _arrive(scheduler: Scheduler, state: ClusterState, job: MuxJob, now: float) -> float:
     began = time.perf_counter()
     plan = scheduler.arrive(state, job, now)
     took = time.perf_counter() - began

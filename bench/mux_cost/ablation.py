@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rollweave.mux.decisions.policy import DEFAULT, ROLLMUX, Policy
+from rollweave.mux.model.policy import DEFAULT, ROLLMUX, MuxPolicy
 
 SWITCHES = ("consolidation", "fifo", "banking", "slowdown_price", "prune_saturated", "order_search", "adaptive")
 """What `default` adds to RollMux."""
@@ -18,10 +18,10 @@ WITH = {"banking": ("guard_iters",)}
 """Numbers that mean nothing without their switch."""
 
 
-def ablations() -> dict[str, Policy]:
+def ablations() -> dict[str, MuxPolicy]:
     rows = {f"default - {name}": _without(name) for name in SWITCHES}
     return rows | {f"default, {name}": replace(DEFAULT, **changes) for name, changes in EXTRAS.items()}
 
 
-def _without(name: str) -> Policy:
+def _without(name: str) -> MuxPolicy:
     return replace(DEFAULT, **{one: getattr(ROLLMUX, one) for one in (name, *WITH.get(name, ()))})

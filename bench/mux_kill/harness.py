@@ -15,10 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rollweave.cluster.machine import Process, alive
 from rollweave.mux.daemon.client import Client
-from rollweave.mux.daemon.files import NoDaemon, StateFolder
-from rollweave.mux.daemon.store import Store
+from rollweave.mux.daemon.store import NoDaemon, StateFolder, Store
+from rollweave.runtimes.machine import Process, alive
 
 VICTIMS = ("job", "daemon", "both")
 PATIENCE = 120.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.mux_real.watch import Watch
 from rollweave.mux.daemon.client import Client
-from rollweave.mux.daemon.files import StateFolder
+from rollweave.mux.daemon.store import StateFolder
 from rollweave.observability.events import read_events
 
 CLI = (sys.executable, "-m", "rollweave.cli.main")

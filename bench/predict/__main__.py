@@ -18,8 +18,7 @@ from typing import Any
 
 from rollweave.config.load import load_job
 from rollweave.config.scenario import Scenario
-from rollweave.profiling.entry import load_profile, write_profile
-from rollweave.profiling.profile import measure
+from rollweave.profiling.profile import load_profile, measure, write_profile
 from rollweave.simulation.calibration import calibrate, summary
 from rollweave.simulation.prediction import predict
 

@@ -27,7 +27,7 @@ from rollweave.engines.loop import Background, EngineLoop
 from rollweave.engines.protocol import Request, Sampling
 from rollweave.engines.torch.engine import TorchEngine
 from rollweave.weights import buckets
-from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.store import SharedMemoryStore
 
 ANSWERS = 8

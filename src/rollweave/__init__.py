@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rollweave.config.load import load_job
     from rollweave.environments.protocol import Environment, StepResult
     from rollweave.errors import RollweaveError
-    from rollweave.rewards.protocol import RewardResult
+    from rollweave.rewards.scorer import RewardResult
     from rollweave.tasks import Task
     from rollweave.trajectory import Batch, Group, Trajectory
 
@@ -28,7 +28,7 @@ _HOMES = {
     "Environment": "environments.protocol",
     "Group": "trajectory",
     "Job": "config.job",
-    "RewardResult": "rewards.protocol",
+    "RewardResult": "rewards.scorer",
     "RollweaveError": "errors",
     "Run": "api",
     "StepResult": "environments.protocol",

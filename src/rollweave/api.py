@@ -13,21 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rollweave.config.base import Section
-from rollweave.config.load import load_file, parse_job, parse_text
+from rollweave.config.load import SectionKind, load_file, parse_job, parse_text
 from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
 from rollweave.errors import ConfigError
 from rollweave.observability.metrics import read_metrics
-from rollweave.rewards.function import NamedReward
+from rollweave.rewards.scorer import NamedReward
 from rollweave.runs.train import Given, train_job
 from rollweave.training.checkpoint import newest
 
 Reward = str | Callable[..., Any]
 
-File = str | Path | Mapping[str, Any]
+DataFile = str | Path | Mapping[str, Any]
 """A YAML file, or what would stand in it."""
 
-Kind = TypeVar("Kind", bound=Section)
 Found = TypeVar("Found")
 
 
@@ -102,7 +100,7 @@ def evaluate(target: str | Path, *, env: str | None = None, tasks: int = 100, **
     return _outside_any_loop(lambda: play(str(target), _overrides(chosen | overrides), tasks))
 
 
-def simulate(file: File, **overrides: Any) -> dict[str, Any]:
+def simulate(file: DataFile, **overrides: Any) -> dict[str, Any]:
     """Run a job's control plane on modelled hardware: what `rollweave simulate --json` prints.
 
     file       a simulation file, or what would stand in it as a dict
@@ -116,7 +114,7 @@ def simulate(file: File, **overrides: Any) -> dict[str, Any]:
     return dict(json.loads(outcome.json(rows=True)))
 
 
-def plan(file: File, *, top: int = 5, **overrides: Any) -> dict[str, Any]:
+def plan(file: DataFile, *, top: int = 5, **overrides: Any) -> dict[str, Any]:
     """Search devices and settings for a job: what `rollweave plan --json` prints.
 
     file       a plan file, or what would stand in it as a dict
@@ -132,8 +130,8 @@ def plan(file: File, *, top: int = 5, **overrides: Any) -> dict[str, Any]:
 
 
 def _checked(
-    file: File, kind: type[Kind], name: str, overrides: Mapping[str, Any], from_files: Sequence[str] = ()
-) -> Kind:
+    file: DataFile, kind: type[SectionKind], name: str, overrides: Mapping[str, Any], from_files: Sequence[str] = ()
+) -> SectionKind:
     changes = _overrides(overrides)
     if isinstance(file, Mapping):
         return parse_text(json.dumps(file), name, Path.cwd(), kind, changes, from_files)

@@ -57,8 +57,8 @@ class Cursor:
 class SeedSource:
     """Tasks for environments that are generated from a seed: levels, maps, puzzles.
 
-    `size` levels make an epoch (None: every task is new). Training seeds are even and held-out seeds odd, so
-    no seed is in both. `data["split"]` tells the environment which split it plays, for those that generate
+    `size` levels make an epoch (None: every task is new). Training seeds are below 2**30 and held-out seeds are not,
+    so no seed is in both. `data["split"]` tells the environment which split it plays, for those that generate
     the same level from many seeds and must keep the levels themselves apart.
     """
 
@@ -134,7 +134,8 @@ class Mixture:
         return self.sources[self._choices[index]].task(self._places[index])
 
     def held_out(self, count: int) -> list[Task]:
-        """Shared out by weight, one at least for each source; what a small split lacks goes to the others."""
+        """Shared out by weight, one at least for each source if `count` allows; what a small split lacks goes to the
+        others."""
         splits = [source.held_out(count) for source in self.sources]
         shares = [0] * len(splits)
         for _ in range(min(count, sum(map(len, splits)))):

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Any
 
 from rollweave.errors import UntrainableBatch
-from rollweave.repeated import Repeated
+from rollweave.simulation.repeated import Repeated
 from rollweave.tasks import Task
 
 

@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rollweave.doctor import Check
+    from rollweave.runs.doctor import Finding
     from rollweave.runs.selftest import SelfTest
 
 MARKS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "broken": "[red]✗[/]"}
@@ -42,7 +42,7 @@ def doctor(
 
 
 def _machine(as_json: bool) -> None:
-    from rollweave.doctor import examine, report
+    from rollweave.runs.doctor import examine, report
 
     checks = examine()
     if as_json:
@@ -86,7 +86,7 @@ def _print_selftest(found: SelfTest) -> None:
     _print_checks(found.checks)
 
 
-def _print_checks(checks: Sequence[Check]) -> None:
+def _print_checks(checks: Sequence[Finding]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

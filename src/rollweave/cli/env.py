@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rollweave.environments.check import Report
+    from rollweave.environments.check import CheckReport
 
 app = typer.Typer(help="List, check and play environments.", no_args_is_help=True)
 
-Target = Annotated[str, typer.Argument(help="A shipped environment's name, or file.py:Class.")]
+EnvName = Annotated[str, typer.Argument(help="A shipped environment's name, or file.py:Class.")]
 Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Seed = Annotated[int, typer.Option(help="Fixes the tasks and the players.")]
+TaskSeed = Annotated[int, typer.Option(help="Fixes the tasks and the players.")]
 
 
 @app.command("list")
@@ -45,13 +45,13 @@ def list_environments(as_json: AsJson = False) -> None:
 
 @app.command()
 def check(
-    target: Target,
+    target: EnvName,
     options: Options = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of each player.")] = 20,
     max_turns: Annotated[int, typer.Option(min=1, help="An episode that has not ended by then never does.")] = 200,
     deadline: Annotated[float, typer.Option(min=0.01, help="Seconds a reset or step may take.")] = 30.0,
     reward: Annotated[list[str] | None, typer.Option(help="Also score with file.py:function; may be repeated.")] = None,
-    seed: Seed = 0,
+    seed: TaskSeed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Play random and scripted episodes; exit 1 if the environment is broken or there is nothing to learn."""
@@ -76,9 +76,9 @@ def check(
 
 @app.command()
 def play(
-    target: Target,
+    target: EnvName,
     options: Options = None,
-    seed: Seed = 0,
+    seed: TaskSeed = 0,
     scripted: Annotated[bool, typer.Option("--scripted", help="Random legal actions instead of asking.")] = False,
     max_turns: Annotated[int, typer.Option(min=1)] = 100,
 ) -> None:
@@ -89,8 +89,8 @@ def play(
     asyncio.run(play_target(target, options or [], Path.cwd(), seed, max_turns, ask, typer.echo))
 
 
-def _print_report(report: Report, target: str, as_json: bool) -> None:
-    from rollweave.environments.summary import in_words, summarise
+def _print_report(report: CheckReport, target: str, as_json: bool) -> None:
+    from rollweave.environments.check import in_words, summarise
 
     summary = summarise(report)
     if as_json:

@@ -1,24 +1,66 @@
-"""`rollweave jobs [--explain ID]`"""
+"""`rollweave jobs [--explain ID]`
+
+`rollweave submit JOB.yaml --slo 1.5`
+
+`rollweave cancel ID`
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rollweave.cli.cluster import AsJson, State
+from rollweave.cli.daemon import AsJson, StateFolderOption
+
+
+def submit(
+    job: Annotated[Path | None, typer.Argument(metavar="JOB.yaml", help="The job file.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Keys to change.")] = None,
+    slo: Annotated[
+        float, typer.Option(help="Tolerated slow-down: 1.5 means an iteration may take half as long again.")
+    ] = 1.5,
+    rollout_nodes: Annotated[
+        int | None, typer.Option(min=1, help="Rollout nodes it runs on at once; default: one per engine.")
+    ] = None,
+    train_nodes: Annotated[int, typer.Option(min=1, help="Train nodes it runs on at once.")] = 1,
+    resume: Annotated[str, typer.Option(metavar="ID", help="Go on with a failed or cancelled job instead.")] = "",
+    state: StateFolderOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hand a job to the cluster. It is measured, placed where no promise breaks, and run in turns with others."""
+    from rollweave.errors import ConfigError
+    from rollweave.mux.daemon.client import Client
+    from rollweave.mux.daemon.store import StateFolder
+
+    client = Client(StateFolder.choose(state))
+    if resume:
+        found = client.post(f"/jobs/{resume}/resume")
+    elif job is None:
+        raise ConfigError("name a job file: rollweave submit JOB.yaml --slo 1.5, or go on with one: --resume ID")
+    else:
+        from rollweave.mux.daemon.client import submission
+
+        found = client.post("/jobs", submission(job, overrides or (), slo, rollout_nodes, train_nodes))
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(found))
+    else:
+        typer.echo(f"{found['id']} is submitted ({found['state']}); look with: rollweave jobs --explain {found['id']}")
 
 
 def jobs(
     explain: Annotated[
         str, typer.Option(metavar="ID", help="Why this job is where it is, and what happened to it.")
     ] = "",
-    state: State = None,
+    state: StateFolderOption = None,
     as_json: AsJson = False,
 ) -> None:
     """List the cluster's jobs: what they do, how far they are, how much slower than alone."""
     from rollweave.mux.daemon.client import Client
-    from rollweave.mux.daemon.files import StateFolder
+    from rollweave.mux.daemon.store import StateFolder
 
     client = Client(StateFolder.choose(state))
     found = client.get(f"/jobs/{explain}" if explain else "/jobs")
@@ -27,6 +69,18 @@ def jobs(
 
         typer.echo(json.dumps(found))
         return
-    from rollweave.mux.daemon.screens import explain_screen, jobs_screen
+    from rollweave.mux.daemon.views import explain_screen, jobs_screen
 
     typer.echo(explain_screen(found) if explain else jobs_screen(found))
+
+
+def cancel(
+    job: Annotated[str, typer.Argument(metavar="ID", help="As `rollweave jobs` names it.")],
+    state: StateFolderOption = None,
+) -> None:
+    """End a job of the cluster. Its run folder stays; `submit --resume ID` goes on with it."""
+    from rollweave.mux.daemon.client import Client
+    from rollweave.mux.daemon.store import StateFolder
+
+    found = Client(StateFolder.choose(state)).post(f"/jobs/{job}/cancel")
+    typer.echo(f"{found['id']} is cancelled at step {found['step']} of {found['steps']}")

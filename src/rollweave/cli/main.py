@@ -9,26 +9,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
-from rollweave.cli.cancel import cancel
-from rollweave.cli.cluster import app as cluster_app
+from rollweave.cli.daemon import app as cluster_app
 from rollweave.cli.doctor import doctor
 from rollweave.cli.env import app as env_app
 from rollweave.cli.eval import evaluate
-from rollweave.cli.experiments import app as experiments_app
-from rollweave.cli.jobs import jobs
+from rollweave.cli.inspect import replay, report, status, trace
+from rollweave.cli.jobs import cancel, jobs, submit
 from rollweave.cli.mux import app as mux_app
-from rollweave.cli.plan import plan
-from rollweave.cli.profile import profile
-from rollweave.cli.replay import replay
-from rollweave.cli.report import report
-from rollweave.cli.simulate import simulate
-from rollweave.cli.status import status
-from rollweave.cli.submit import submit
-from rollweave.cli.trace import trace
+from rollweave.cli.simulate import plan, profile, simulate
 from rollweave.cli.train import train
 from rollweave.errors import RollweaveError
 
@@ -57,7 +51,9 @@ app.command("cancel")(cancel)
 app.add_typer(mux_app, name="mux", help="Multiplex many jobs on two pools, in simulation.")
 app.command("profile")(profile)
 app.command("plan")(plan)
-app.add_typer(experiments_app, name="experiments", help="Reproduce the papers' experiments in simulation.")
+if find_spec("rollweave_experiments"):  # a package of its own, which may be left out
+    experiments = import_module("rollweave_experiments.cli").app
+    app.add_typer(experiments, name="experiments", help="Reproduce the papers' experiments in simulation.")
 
 
 def _print_version(wanted: bool) -> None:

@@ -35,16 +35,13 @@ def simulate(
     import json
     from time import perf_counter
 
-    from rollweave.mux.simulation.classes import Workload
     from rollweave.mux.simulation.report import as_json as summary_of
     from rollweave.mux.simulation.report import as_table, over_seeds
-    from rollweave.mux.simulation.simulate import Scenario
+    from rollweave.mux.simulation.simulate import make_scenario
     from rollweave.mux.simulation.simulate import simulate as replay
     from rollweave.mux.simulation.trace import read_trace
 
-    scenario = Scenario(
-        read_trace(trace), Workload(jobs.lower(), sizes, memory=host_gb > 0), failures, host_gb=host_gb, phases=phases
-    )
+    scenario = make_scenario(read_trace(trace), jobs, sizes, host_gb, failures, phases)
     runs = [
         {"policy": policy, "class": jobs, "seed": number, **summary_of(replay(scenario, policy, number, perf_counter))}
         for number in range(seed, seed + seeds)
@@ -56,7 +53,7 @@ def simulate(
             run["lower_bound"] = lower_bound(scenario, run["seed"])
     summary: dict[str, Any] = runs[0] if seeds == 1 else {"policy": policy, "class": jobs, **over_seeds(runs)}
     if plot is not None:
-        from rollweave.mux.simulation.plot import cost_over_time
+        from rollweave.mux.simulation.report import cost_over_time
 
         plot.write_text(
             cost_over_time({f"seed {run['seed']}": run["cost_over_time"] for run in runs}), encoding="utf-8"
@@ -80,8 +77,7 @@ def make_trace(
     ] = None,
 ) -> None:
     """Make a trace with the statistics of a recorded one (no recorded job is in it)."""
-    from rollweave.mux.simulation.trace import describe, write_trace
-    from rollweave.mux.simulation.trace_model import generate
+    from rollweave.mux.simulation.trace import describe, generate, write_trace
 
     made = generate(jobs, seed, like)
     if out is None:

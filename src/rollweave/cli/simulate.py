@@ -1,4 +1,9 @@
-"""`rollweave simulate FILE`: the job's control plane on modelled hardware."""
+"""`rollweave simulate FILE`: the job's control plane on modelled hardware.
+
+`rollweave plan FILE [--json] [-o CLUSTER.yaml]`: which devices, how split, at what cost.
+
+`rollweave profile JOB.yaml [-o FILE]`: times a job's real parts, for simulations of it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +29,8 @@ def simulate(
     """Run a job on hardware you do not have: step time, throughput, idle devices and cost, in simulated time."""
     from rollweave.config.scenario import load_scenario
     from rollweave.observability.timeline import Timeline
+    from rollweave.simulation.outcome import table
     from rollweave.simulation.simulate import simulate as run
-    from rollweave.simulation.table import table
 
     changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
     scenario = load_scenario(file, changes)
@@ -34,3 +39,67 @@ def simulate(
     if trace is not None:
         timeline.write(trace)
     typer.echo(outcome.json(rows=True) if as_json else table(scenario, outcome))
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The plan file: model, tasks, offers or a budget.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Keys to change, e.g. budget=300.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the best candidate's cluster file here.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Candidates to show.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Search device mix, train/rollout split, tensor parallelism, staleness bound (alpha) and redundancy for a job."""
+    import json
+
+    from rollweave.config.load import load_file
+    from rollweave.config.planning import PlanConfig
+    from rollweave.simulation.planner.search import plan as search
+    from rollweave.simulation.planner.words import as_data, table, why, write_cluster
+
+    config = load_file(file, PlanConfig, overrides or ())
+    result = search(config)
+    if as_json:
+        typer.echo(json.dumps(as_data(config, result, top)))
+    else:
+        typer.echo(table(result, top))
+        typer.echo("\nWhy the first:")
+        for sentence in why(config, result):
+            typer.echo(f"  {sentence}")
+        typer.echo(f"\n{result.considered:,} candidates estimated, {len(result.choices)} simulated.")
+    if output is not None:
+        written = write_cluster(config, result.choices[0], output)
+        typer.echo(f"cluster: {written}", err=as_json)
+
+
+def profile(
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Keys of the job to change.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to write it; default: <job name>.profile.yaml."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Train steps of each of the two real samples.")] = 6,
+) -> None:
+    """Time the engine, trainer, environment, reward and hosts of a job here; simulate, plan and report read the result.
+
+    Takes a minute or two and wants the machine for itself.
+    """
+    from rollweave.config.load import load_job
+    from rollweave.profiling.profile import measure, write_profile
+    from rollweave.runs.train import check_before_start
+    from rollweave.simulation.calibration import calibrate, summary
+
+    checked = load_job(job, overrides or ())
+    check_before_start(checked)
+    measurements = measure(checked, lambda what: typer.echo(f"... {what}", err=True), steps)
+    typer.echo("... finding what hosts and shared cores cost", err=True)
+    calibrated = calibrate(measurements.scenario, measurements.in_turns, measurements.overlapped)
+    written = write_profile(calibrated, output or Path(f"{checked.name}.profile.yaml"))
+    typer.echo(summary(calibrated))
+    typer.echo(f"profile: {written}")

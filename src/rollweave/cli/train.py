@@ -43,7 +43,7 @@ def train(
         job = RunFolder.open(job).config
     checked = load_job(job, overrides or ())
     if dry_run:
-        from rollweave.runs.preflight import check_before_start
+        from rollweave.runs.train import check_before_start
 
         check_before_start(checked)
         _show(checked, None if resume else out)
@@ -58,8 +58,7 @@ def train(
 
 def _show(job: Job, out: Path | None) -> None:
     """The resolved file goes to standard output or into the folder; what it would do, to standard error."""
-    from rollweave.config.load import dump_job
-    from rollweave.config.plan import outline, save_resolved
+    from rollweave.config.load import dump_job, outline, save_resolved
 
     typer.echo(save_resolved(job, out) if out else dump_job(job), nl=out is not None)
     typer.echo(outline(job), err=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from rollweave.config.base import PlainText, Section
-from rollweave.config.paths import FileName, Target
+from rollweave.config.overrides import FileName, Target
 
 
 class LatencyConfig(Section):

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_va
 from rollweave.config.base import PlainText, Section
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.environments import EnvironmentConfig
-from rollweave.config.paths import FileName, Target
+from rollweave.config.overrides import FileName, Target
 from rollweave.config.training import TrainingConfig
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -183,7 +183,7 @@ class RolloutConfig(Section):
     """Members of a group are episodes of their own, on any worker. Off: a group stays together, on one (baseline)."""
     redundant_groups: Annotated[float, Field(ge=0.0)] = 0.0
     """Extra groups in flight, as a share: 0.25 runs a quarter more than a step needs, so that nobody waits for the
-    slowest. What finishes late is still trained while the staleness bound allows."""
+    slowest. At alpha 1 and more it adds environments only: the staleness bound admits as many groups without it."""
     redundant_members: Annotated[int, Field(ge=0)] = 0
     """Extra members of each group: the first `group_size` to finish make it, the others are cancelled."""
     filter: Literal["none", "zero_variance"] = "none"

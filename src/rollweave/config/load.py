@@ -3,6 +3,8 @@
 Checking is pydantic's, strict, in its JSON mode: a list is a list, an int may stand for a float, and neither
 text nor `true` may stand for a number. Relative file names are taken from the job file's folder, wherever
 they were written, the command line included.
+
+What `--dry-run` says: the resolved file, and in a few words what it would do.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from pydantic import ValidationError
 from rollweave.config import schema
 from rollweave.config.base import Section
 from rollweave.config.document import Document, dotted, dump, parse
-from rollweave.config.job import Job
+from rollweave.config.job import HubModel, Job, LocalModel, ModelConfig
+from rollweave.config.losses import RatioLoss
 from rollweave.config.overrides import Override, apply_overrides, parse_override
 from rollweave.config.problems import explain, show
-from rollweave.config.schema import Place
-from rollweave.errors import ConfigError
+from rollweave.config.schema import KeyPlace
+from rollweave.errors import ConfigError, RunFolderError
 
-Kind = TypeVar("Kind", bound=Section)
+SectionKind = TypeVar("SectionKind", bound=Section)
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
@@ -31,7 +34,9 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     return load_file(path, Job, overrides, from_files=("cluster",))
 
 
-def load_file(path: Path, kind: type[Kind], overrides: Sequence[str] = (), from_files: Sequence[str] = ()) -> Kind:
+def load_file(
+    path: Path, kind: type[SectionKind], overrides: Sequence[str] = (), from_files: Sequence[str] = ()
+) -> SectionKind:
     """The same of any kind of file: a job, a simulation, a cluster, a plan.
 
     `from_files`: sections that may be in files of their own, which the key then names (or an override: `key=FILE`).
@@ -48,34 +53,34 @@ def parse_text(
     text: str,
     name: str,
     base: Path,
-    kind: type[Kind],
+    kind: type[SectionKind],
     overrides: Sequence[str] = (),
     from_files: Sequence[str] = (),
-) -> Kind:
+) -> SectionKind:
     """What `load_file` does with a file, for text that is in no file."""
     return _load(text, name, base, overrides, kind, from_files)
 
 
 def _load(
-    text: str, name: str, base: Path, overrides: Sequence[str], kind: type[Kind], from_files: Sequence[str] = ()
-) -> Kind:
+    text: str, name: str, base: Path, overrides: Sequence[str], kind: type[SectionKind], from_files: Sequence[str] = ()
+) -> SectionKind:
     document = parse(text, name)
     if not isinstance(document.data, dict):
         raise ConfigError(
             f"{name}: expected keys and values like `model:` and `environment:`, got {show(document.data)}"
         )
-    document.data = _expanded(document, Place((), kind), document.data)
+    document.data = _expanded(document, KeyPlace((), kind), document.data)
     changes = [parse_override(text) for text in overrides]
     named = {change.keys[0]: change.value.data for change in changes if _names_file(change, from_files)}
     for key in from_files:
         if isinstance(file := named.get(key, document.data.get(key)), str):
             _include(document, key, base / Path(file).expanduser())
     apply_overrides(document, [change for change in changes if not _names_file(change, from_files)], kind)
-    document.data = _expanded(document, Place((), kind), document.data)
+    document.data = _expanded(document, KeyPlace((), kind), document.data)
     return _check(document, base, kind)
 
 
-def _expanded(document: Document, place: Place, data: Any) -> Any:
+def _expanded(document: Document, place: KeyPlace, data: Any) -> Any:
     """The data with every section that is written as one text written out, so that overrides can set its keys."""
     if isinstance(data, str) and (in_short := schema.plain_text(place.type)):
         try:
@@ -87,7 +92,7 @@ def _expanded(document: Document, place: Place, data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     if options := schema.kinds(place.type):
-        place = Place(place.path, options.get(str(data.get("type")), Any), place.section)
+        place = KeyPlace(place.path, options.get(str(data.get("type")), Any), place.section)
     return {key: _expanded(document, schema.child(place, key), value) for key, value in data.items()}
 
 
@@ -106,7 +111,7 @@ def dump_job(job: Job) -> str:
     return dump(job.model_dump(mode="json"))
 
 
-def _check(document: Document, base: Path, kind: type[Kind]) -> Kind:
+def _check(document: Document, base: Path, kind: type[SectionKind]) -> SectionKind:
     try:
         return kind.model_validate_json(json.dumps(document.data), context={"base": base})
     except ValidationError as error:
@@ -122,3 +127,55 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: not a UTF-8 text file; a job file is YAML text") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def outline(job: Job) -> str:
+    """What training this job would run, in five lines."""
+    rollout, training = job.rollout, job.training
+    episodes = rollout.groups_per_step * rollout.group_size
+    target = "" if job.evaluation.target is None else f", until the held-out reward reaches {job.evaluation.target:g}"
+    return "\n".join(
+        [
+            f"policy       {model_in_words(job.model)}, in {job.environment.type}",
+            f"each step    {rollout.groups_per_step} groups x {rollout.group_size} members = {episodes} episodes "
+            f"of at most {rollout.max_turns} turns",
+            f"training     {training.steps} steps at learning rate {training.learning_rate:g}{target}",
+            f"loss         {loss_in_words(job)}",
+            f"run by       {job.pipeline.type} on {job.runtime.type}",
+        ]
+    )
+
+
+def model_in_words(model: ModelConfig) -> str:
+    """The model as a reader knows it: by its name, or by the name of its folder."""
+    match model:
+        case HubModel(name=name):
+            return name
+        case LocalModel(path=path):
+            return Path(path).name
+    return model.type
+
+
+def loss_in_words(job: Job) -> str:
+    """Which loss is trained, what its ratio divides by and how stale the data may be."""
+    loss = job.training.loss
+    over = {
+        "behaviour": ", its ratio over the engine's log-probs (denominator: behaviour)",
+        "proximal": ", its ratio over the trainer's own log-probs before the step (denominator: proximal)",
+    }
+    ratio = over[loss.denominator] if isinstance(loss, RatioLoss) else ""
+    return f"{loss.type}{ratio}; staleness bound (alpha) {job.alpha:g}"
+
+
+def save_resolved(job: Job, folder: Path) -> Path:
+    """Write the resolved job into a folder that does not hold one yet."""
+    path = folder / "config.yaml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(dump_job(job))
+    except FileExistsError:
+        raise RunFolderError(f"{path} exists already and is not overwritten; name another folder with --out") from None
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be written: {error.strerror}; name another folder with --out") from None
+    return path

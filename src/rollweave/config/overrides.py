@@ -5,18 +5,26 @@ the file. List items go by position: `rewards.0.weight=2`.
 
 Switching the `type` of a section empties it first, whatever the order of the overrides: the keys of the old
 type mean nothing to the new one. `pipeline.type=rollart pipeline.alpha=2` is then exactly those two keys.
+
+Keys that name files. A job file may be loaded from anywhere, and its resolved copy lives in the run folder,
+so a relative name is made absolute at load time, from the folder of the file that said it.
+
+The schema marks such keys with these two types; whatever is built in Python, without a file, stays as given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ValidationInfo
 
 from rollweave.config import schema
 from rollweave.config.base import Section
 from rollweave.config.document import Document, KeyPath, dotted, parse
-from rollweave.config.schema import Place
+from rollweave.config.schema import KeyPlace
 from rollweave.errors import ConfigError
 
 
@@ -72,12 +80,29 @@ def _item_of(holder: Any, key: str, path: KeyPath, override: Override) -> str | 
     return int(key)
 
 
-def _empty_section(place: Place) -> dict[str, Any]:
+def _empty_section(place: KeyPlace) -> dict[str, Any]:
     """What a section that the file leaves out begins with: the type it has by default, if it has one."""
     field = place.section.model_fields.get(str(place.path[-1])) if place.section else None
     return {"type": field.default.type} if field and hasattr(field.default, "type") else {}
 
 
-def _is_switch(holder: dict[str, Any], override: Override, place: Place) -> bool:
+def _is_switch(holder: dict[str, Any], override: Override, place: KeyPlace) -> bool:
     current = {**_empty_section(place), **holder}.get("type")
     return bool(schema.kinds(place.type)) and current != override.value.data
+
+
+def _absolute(name: str, info: ValidationInfo) -> str:
+    base: Path | None = (info.context or {}).get("base")
+    return name if base is None else str((base / Path(name).expanduser()).resolve())
+
+
+def _absolute_target(target: str, info: ValidationInfo) -> str:
+    file, colon, name = target.rpartition(":")
+    return f"{_absolute(file, info)}:{name}" if colon and file.endswith(".py") else target
+
+
+FileName = Annotated[str, AfterValidator(_absolute)]
+"""A file or folder, relative to the job file."""
+
+Target = Annotated[str, AfterValidator(_absolute_target)]
+"""`file.py:name`, relative to the job file; or `package.module:name`, which is left alone."""

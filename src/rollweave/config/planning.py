@@ -17,8 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rollweave.config.base import Section
 from rollweave.config.cluster import ClusterConfig, Pool
-from rollweave.config.constants import Constants
-from rollweave.config.hardware import DEVICES, Device, NonNegative
+from rollweave.config.hardware import DEVICES, Constants, Device, NonNegative
 from rollweave.config.models import MODELS, ModelSpec, catalogue_name
 from rollweave.config.scenario import JudgeConfig, SimulatedRollout
 from rollweave.config.workload import WorkloadConfig

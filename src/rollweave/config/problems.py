@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from rollweave.config import schema
 from rollweave.config.base import Section
 from rollweave.config.document import Document, KeyPath, dotted
-from rollweave.config.schema import Place
+from rollweave.config.schema import KeyPlace
 from rollweave.errors import ConfigError
 
 
@@ -54,7 +54,7 @@ def _line(details: ErrorDetails, document: Document, root: type[Section]) -> str
     return f"{document.origin(path)}: {dotted(path)}: {what}"
 
 
-def _contradiction(details: ErrorDetails, place: Place, document: Document) -> str:
+def _contradiction(details: ErrorDetails, place: KeyPlace, document: Document) -> str:
     """A validator's own sentence. Those of the whole job begin with the key to change."""
     message = str(details.get("ctx", {}).get("error", details["msg"]))
     if place.path:
@@ -64,7 +64,7 @@ def _contradiction(details: ErrorDetails, place: Place, document: Document) -> s
     return f"{document.origin(path)}: {message}"
 
 
-def _unknown_key(place: Place, root: type[Section]) -> str:
+def _unknown_key(place: KeyPlace, root: type[Section]) -> str:
     name = str(place.path[-1])
     valid = list(place.section.model_fields) if place.section else []
     if place.section and (now := place.section.renamed.get(name)):
@@ -79,14 +79,14 @@ def _unknown_key(place: Place, root: type[Section]) -> str:
     return f"no such key; valid keys are {', '.join(valid)}"
 
 
-def _unknown_type(place: Place, data: Any) -> str:
+def _unknown_type(place: KeyPlace, data: Any) -> str:
     value, options = data.get("type"), list(schema.kinds(place.type))
     close = nearest(str(value), options)
     hint = f"did you mean {close}?" if close else "choose one"
     return f"no such type {show(value)}; {hint} (valid: {', '.join(options)})"
 
 
-def _wrong_value(place: Place, value: Any) -> str:
+def _wrong_value(place: KeyPlace, value: Any) -> str:
     choices = [str(choice) for choice in schema.choices(place.type)]
     close = nearest(str(value), choices)
     hint = f"; did you mean {close}?" if close else ""
@@ -95,7 +95,7 @@ def _wrong_value(place: Place, value: Any) -> str:
     return f"expected {schema.describe(place.type)}, got {show(value)}{hint}"
 
 
-def _about(place: Place) -> str:
+def _about(place: KeyPlace) -> str:
     return f" ({place.about.rstrip('.')})" if place.about else ""
 
 

@@ -19,9 +19,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rollweave.config.base import Section
 from rollweave.config.cluster import ClusterConfig
-from rollweave.config.constants import Constants
-from rollweave.config.distributions import Distribution, constant
-from rollweave.config.hardware import NonNegative
+from rollweave.config.hardware import Constants, NonNegative
 from rollweave.config.job import (
     Deadlines,
     Job,
@@ -33,7 +31,7 @@ from rollweave.config.job import (
 )
 from rollweave.config.load import load_file
 from rollweave.config.models import MODELS, ModelSpec, catalogue_name
-from rollweave.config.workload import WorkloadConfig
+from rollweave.config.workload import Distribution, WorkloadConfig, constant
 
 
 class SimulatedSampling(SamplingConfig):

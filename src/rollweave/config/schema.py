@@ -19,7 +19,7 @@ from rollweave.config.document import KeyPath
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KeyPlace:
     path: KeyPath
     type: Any
     section: type[Section] | None = None
@@ -80,34 +80,34 @@ def about(field: FieldInfo) -> str:
     return " ".join((field.description or "").split())
 
 
-def child(place: Place, item: str | int) -> Place:
+def child(place: KeyPlace, item: str | int) -> KeyPlace:
     """The place of a key of a section, or of an item of a list."""
     path = (*place.path, item)
     section = section_of(place.type)
     if section is not None:
         field = section.model_fields.get(str(item))
-        return Place(path, field_type(field), section, about(field)) if field else Place(path, Any, section)
-    return Place(path, item_type(place.type) or Any)
+        return KeyPlace(path, field_type(field), section, about(field)) if field else KeyPlace(path, Any, section)
+    return KeyPlace(path, item_type(place.type) or Any)
 
 
-def locate(root: type[Section], location: tuple[str | int, ...]) -> Place:
+def locate(root: type[Section], location: tuple[str | int, ...]) -> KeyPlace:
     """Follow a pydantic error location, which has an extra item, the chosen type, at every union."""
-    place = Place((), root)
+    place = KeyPlace((), root)
     for item in location:
         if (options := kinds(place.type)) and item in options:
-            place = Place(place.path, options[str(item)], place.section)
+            place = KeyPlace(place.path, options[str(item)], place.section)
         else:
             place = child(place, item)
     return place
 
 
-def follow(root: type[Section], data: Any, path: KeyPath) -> Place:
+def follow(root: type[Section], data: Any, path: KeyPath) -> KeyPlace:
     """The place of a key path, choosing at every union the section that the data's own `type` says."""
-    place = Place((), root)
+    place = KeyPlace((), root)
     for item in path:
         if options := kinds(place.type):
             chosen = data.get("type") if isinstance(data, dict) else None
-            place = Place(place.path, options.get(str(chosen), Any), place.section)
+            place = KeyPlace(place.path, options.get(str(chosen), Any), place.section)
         place = child(place, item)
         data = _item(data, item)
     return place

@@ -18,7 +18,7 @@ from functools import partial
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineStats, Request, SteppedEngine
 from rollweave.observability.memory import resident_mb
-from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.store import WeightStore
 
 StepSeconds = Callable[[EngineStats], float]
@@ -140,9 +140,6 @@ class EngineLoop:
 
     async def stats(self) -> EngineStats:
         return replace(self._core.stats(), memory_mb=resident_mb())
-
-    async def close(self) -> None:
-        self._callbacks.clear()
 
     async def _at_once(self, work: Callable[[], Fingerprint]) -> Fingerprint:
         with self._clock.blocked():

@@ -15,12 +15,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rollweave.environments.protocol import Observation, ScriptedEnvironment, StepResult
+from rollweave.environments.protocol import HasScriptedAction, Observation, StepResult
 from rollweave.errors import ConfigError, EnvironmentFailed
 from rollweave.targets import blame
 
 
-def adapt(thing: Any) -> ScriptedEnvironment:
+def adapt(thing: Any) -> HasScriptedAction:
     """An `Environment` around a `gymnasium.Env` or an object with `reset` and `step`, plain or async."""
     if isinstance(thing, Adapted):
         return thing

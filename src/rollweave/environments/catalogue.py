@@ -16,12 +16,12 @@ from rollweave.config.environments import PythonEnvironmentConfig, SingleEnviron
 from rollweave.config.job import RewardConfig
 from rollweave.config.overrides import apply_overrides, parse_override
 from rollweave.config.problems import explain
-from rollweave.environments.check import Check, Report, text_of
+from rollweave.environments.check import CheckReport, EnvironmentCheck, text_of
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments, latencies
 from rollweave.environments.registry import SHIPPED, EnvironmentFactory, source
 from rollweave.errors import ConfigError
-from rollweave.rewards.function import Scorer
+from rollweave.rewards.scorer import Scorer
 from rollweave.seeds import derive
 from rollweave.targets import nearest
 
@@ -72,14 +72,14 @@ def configure(target: str, options: Sequence[str], base: Path) -> SingleEnvironm
 
 async def check_target(
     target: str, options: Sequence[str], base: Path, rewards: Sequence[str], *, seed: int = 0, **limits: Any
-) -> Report:
+) -> CheckReport:
     """Check the environment a person named. `limits`: `episodes`, `max_turns`, `deadline`."""
     config = configure(target, options, base)
     scorer = Scorer([RewardConfig(function=reward) for reward in rewards], base)
     pool = EnvironmentPool(EnvironmentFactory.from_config(config, base), per_process=1)
     try:
         late = LateEnvironments(pool, latencies(config), Clock())
-        return await Check(late, source(config, seed, base), scorer, seed=seed, **limits).run()
+        return await EnvironmentCheck(late, source(config, seed, base), scorer, seed=seed, **limits).run()
     finally:
         await pool.close()
 

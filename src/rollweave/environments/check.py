@@ -3,6 +3,8 @@
 Two players: *random* answers with arbitrary text, garbage included; *scripted* with the environment's own
 random legal actions, if it offers them. The environment lives in a process of its own, so that one that hangs
 or crashes is a finding and not the end of the check.
+
+The figures of a check: what a person wants to know about an environment before training in it.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable
+from collections import Counter
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from rollweave.environments.protocol import MakeEnvironment, Observation, ScriptedEnvironment
+from rollweave.environments.protocol import HasScriptedAction, MakeEnvironment, Observation
 from rollweave.errors import ConfigError, EnvironmentFailed, RollweaveError
-from rollweave.rewards.function import Scorer
+from rollweave.rewards.scorer import Scorer
 from rollweave.seeds import derive, generator
 from rollweave.tasks import Task, TaskSource
 from rollweave.trajectory import Outcome, Trajectory
@@ -46,7 +49,7 @@ class Played:
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     played: list[Played] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Why the environment is refused, each with its fix."""
@@ -57,7 +60,7 @@ class Report:
 
 
 @dataclass(slots=True)
-class Check:
+class EnvironmentCheck:
     """What to play, and for how long."""
 
     make: MakeEnvironment
@@ -67,9 +70,9 @@ class Check:
     max_turns: int = 200
     deadline: float = 30.0
     seed: int = 0
-    report: Report = field(default_factory=Report)
+    report: CheckReport = field(default_factory=CheckReport)
 
-    async def run(self) -> Report:
+    async def run(self) -> CheckReport:
         try:
             await self._play_all()
         except RollweaveError as error:
@@ -121,7 +124,7 @@ class Check:
         await self.scorer.score(trajectory)
         self.report.played.append(played)
 
-    async def _episode(self, environment: ScriptedEnvironment, played: Played) -> None:
+    async def _episode(self, environment: HasScriptedAction, played: Played) -> None:
         trajectory = played.trajectory
         observation, played.reset_seconds = await self._reset(environment, trajectory.task)
         trajectory.outcome = Outcome.TRUNCATED
@@ -140,12 +143,12 @@ class Check:
                 trajectory.info["ended"] = True
                 return
 
-    async def _action(self, environment: ScriptedEnvironment, played: Played, seen: Observation, turn: int) -> str:
+    async def _action(self, environment: HasScriptedAction, played: Played, seen: Observation, turn: int) -> str:
         if played.player == "scripted":
             return await environment.scripted_action(derive(self.seed, played.trajectory.id, turn))
         return arbitrary_action(generator(self.seed, played.trajectory.id, turn), seen)
 
-    async def _reset(self, environment: ScriptedEnvironment, task: Task) -> tuple[Observation, float]:
+    async def _reset(self, environment: HasScriptedAction, task: Task) -> tuple[Observation, float]:
         return await self._in_time(environment.reset(task.seed, task.data), f"{task.environment}.reset({task.seed})")
 
     async def _in_time(self, call: Awaitable[T], what: str) -> tuple[T, float]:
@@ -210,3 +213,44 @@ def arbitrary_action(rng: random.Random, seen: Observation) -> str:
         "".join(chr(rng.randrange(33, 0x2FF)) for _ in range(rng.randrange(1, 40))),
     ]
     return rng.choice(choices)
+
+
+def summarise(report: CheckReport) -> dict[str, Any]:
+    players = {player: report.of(player) for player in ("random", "scripted")}
+    return {
+        "refused": bool(report.problems),
+        "players": {player: _figures(episodes) for player, episodes in players.items() if episodes},
+    }
+
+
+def _figures(episodes: list[Played]) -> dict[str, Any]:
+    rewards = [episode.reward for episode in episodes]
+    return {
+        "episodes": len(episodes),
+        "outcomes": dict(_outcomes(episodes).most_common()),
+        "turns": _spread([len(episode.trajectory.turns) for episode in episodes]),
+        "observation characters": _spread([size for episode in episodes for size in episode.observations]),
+        "reset ms": _spread([episode.reset_seconds * 1e3 for episode in episodes]),
+        "step ms": _spread([seconds * 1e3 for episode in episodes for seconds in episode.step_seconds]),
+        "reward": _spread(rewards),
+        "different rewards": len(set(rewards)),
+    }
+
+
+def _outcomes(episodes: list[Played]) -> Counter[str]:
+    return Counter(str(e.trajectory.outcome) if e.trajectory.info.get("ended") else "cut short" for e in episodes)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"least": min(values), "mean": sum(values) / len(values), "most": max(values)}
+
+
+def in_words(figure: Any) -> str:
+    """A figure of the summary in a table's cell."""
+    match figure:
+        case {"least": least, "mean": mean, "most": most}:
+            return f"{least:.3g} to {most:.3g}, mean {mean:.3g}"
+        case dict():
+            return ", ".join(f"{count} {how}" for how, count in figure.items())
+        case _:
+            return str(figure)

@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 from rollweave import errors
-from rollweave.environments.wire import Frames, Request, pack_request, prefixed
+from rollweave.environments.worker import ChildCall, Frames, pack_request, prefixed
 from rollweave.errors import EnvironmentFailed, RollweaveError
 
 
@@ -70,7 +70,7 @@ class Child(asyncio.Protocol):
         """Raises what the call raised there, or ChildDied."""
         if not self.alive:
             raise ChildDied("its process is gone", guilty=False)
-        request = Request(next(self._numbers), slot, method, arguments)
+        request = ChildCall(next(self._numbers), slot, method, arguments)
         answer = self._calls[request.id] = asyncio.get_running_loop().create_future()
         self._transport.write(pack_request(request))
         try:

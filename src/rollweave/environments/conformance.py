@@ -16,7 +16,7 @@ from typing import Any
 from rollweave.environments.adapt import adapt
 from rollweave.environments.check import arbitrary_action
 from rollweave.environments.isolation import IsolatedEnvironment
-from rollweave.environments.protocol import Observation, ScriptedEnvironment, StepResult
+from rollweave.environments.protocol import HasScriptedAction, Observation, StepResult
 from rollweave.errors import ConfigError, EnvironmentFailed
 from rollweave.seeds import derive, generator
 
@@ -50,14 +50,14 @@ class Subject:
     data: dict[str, Any] = field(default_factory=dict)
     max_turns: int = 100
 
-    def fresh(self) -> ScriptedEnvironment:
+    def fresh(self) -> HasScriptedAction:
         made = self.make()
         return made if isinstance(made, IsolatedEnvironment) else adapt(made)
 
-    async def reset(self, environment: ScriptedEnvironment) -> Observation:
+    async def reset(self, environment: HasScriptedAction) -> Observation:
         return await environment.reset(self.seed, self.data)
 
-    async def play(self, environment: ScriptedEnvironment) -> list[tuple[str, StepResult]]:
+    async def play(self, environment: HasScriptedAction) -> list[tuple[str, StepResult]]:
         """A whole episode: what was done, and what came of it."""
         observation = await self.reset(environment)
         episode: list[tuple[str, StepResult]] = []
@@ -70,7 +70,7 @@ class Subject:
             observation = result.observation
         return episode
 
-    async def _action(self, environment: ScriptedEnvironment, seen: Observation, seed: int) -> str:
+    async def _action(self, environment: HasScriptedAction, seen: Observation, seed: int) -> str:
         try:
             return await environment.scripted_action(seed)
         except ConfigError:  # it has no script: anything goes

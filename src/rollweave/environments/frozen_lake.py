@@ -33,13 +33,13 @@ RULES = (
     "Each turn, answer with one capital letter: L, D, R or U."
 )
 TRACKS = {"L": "<", "D": "v", "R": ">", "U": "^"}
-Place = tuple[int, int]
+Square = tuple[int, int]
 
 HELD_OUT_ONE_IN = 5
 """Every fifth map, by digest, is never trained on."""
 
 
-def draw_map(grid: list[str], player: Place, tracks: set[Place]) -> str:
+def draw_map(grid: list[str], player: Square, tracks: set[Square]) -> str:
     """The whole lake."""
     size = range(len(grid))
     return "\n".join(
@@ -48,7 +48,7 @@ def draw_map(grid: list[str], player: Place, tracks: set[Place]) -> str:
     )
 
 
-def look_around(grid: list[str], player: Place, tracks: set[Place]) -> str:
+def look_around(grid: list[str], player: Square, tracks: set[Square]) -> str:
     """What lies left, down, right and up, a sign each: `-Dr^`.
 
     Every sign names its direction by itself, so a small policy need not count positions to know what it means.
@@ -89,7 +89,7 @@ class FrozenLake:
         # An episode's own state is its position and its generator, both made by reset; the tables are shared.
         self.env = copy.copy(_lake(tuple(self.grid), self.slippery))
         self.env.reset(seed=seed)
-        self.tracks: set[Place] = {self._place()}
+        self.tracks: set[Square] = {self._place()}
         screen = self._screen(with_map=True)
         if not self.instructions:
             return screen
@@ -114,7 +114,7 @@ class FrozenLake:
         """Any move that does not run into the edge."""
         return rng.choice([letter for letter in MOVES if _inside(self.grid, _next_to(self._place(), letter))])
 
-    def _place(self) -> Place:
+    def _place(self) -> Square:
         row, column = divmod(int(self.env.s), self.size)
         return row, column
 
@@ -149,21 +149,21 @@ def held_out(grid: list[str]) -> bool:
     return int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0
 
 
-def _tile(grid: list[str], place: Place, tracks: set[Place]) -> str:
+def _tile(grid: list[str], place: Square, tracks: set[Square]) -> str:
     ice = "," if place in tracks else "."
     return {"H": "O", "G": "G"}.get(grid[place[0]][place[1]], ice)
 
 
-def _sign(letter: str, grid: list[str], place: Place, tracks: set[Place]) -> str:
+def _sign(letter: str, grid: list[str], place: Square, tracks: set[Square]) -> str:
     if not _inside(grid, place):
         return "-"
     return {"O": letter.lower(), ",": TRACKS[letter]}.get(_tile(grid, place, tracks), letter)
 
 
-def _next_to(place: Place, letter: str) -> Place:
+def _next_to(place: Square, letter: str) -> Square:
     down, right = MOVES[letter]
     return place[0] + down, place[1] + right
 
 
-def _inside(grid: list[str], place: Place) -> bool:
+def _inside(grid: list[str], place: Square) -> bool:
     return 0 <= place[0] < len(grid) and 0 <= place[1] < len(grid)

@@ -15,7 +15,7 @@ from typing import Any
 from rollweave.clock import Clock
 from rollweave.config.environments import EnvironmentConfig, LatencyConfig
 from rollweave.environments.isolation import EnvironmentPool
-from rollweave.environments.protocol import MakeEnvironment, Observation, ScriptedEnvironment, StepResult
+from rollweave.environments.protocol import HasScriptedAction, MakeEnvironment, Observation, StepResult
 from rollweave.environments.registry import members
 from rollweave.seeds import generator
 from rollweave.tasks import Task
@@ -37,7 +37,7 @@ class LateEnvironments:
         self._clock = clock
         self._stream = lru_cache(REMEMBERED_TASKS)(lambda seed: generator(seed, "latency"))
 
-    def __call__(self, task: Task) -> ScriptedEnvironment:
+    def __call__(self, task: Task) -> HasScriptedAction:
         environment = self._make(task)
         latency = self._latencies.get(task.environment)
         if latency is None:
@@ -50,7 +50,7 @@ class LateEnvironments:
 
 
 class LateEnvironment:
-    def __init__(self, inner: ScriptedEnvironment, latency: LatencyConfig, clock: Clock, stream: Random) -> None:
+    def __init__(self, inner: HasScriptedAction, latency: LatencyConfig, clock: Clock, stream: Random) -> None:
         self._inner = inner
         self.interruptible = getattr(inner, "interruptible", True)
         self._latency = latency

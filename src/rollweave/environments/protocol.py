@@ -55,7 +55,7 @@ class Environment(Protocol):
 
 
 @runtime_checkable
-class ScriptedEnvironment(Environment, Protocol):
+class HasScriptedAction(Environment, Protocol):
     """What `adapt` and the isolation really give: an environment that can be asked for a legal action."""
 
     async def scripted_action(self, seed: int) -> str:
@@ -63,5 +63,5 @@ class ScriptedEnvironment(Environment, Protocol):
         ...
 
 
-MakeEnvironment = Callable[[Task], ScriptedEnvironment]
+MakeEnvironment = Callable[[Task], HasScriptedAction]
 """A fresh environment for a task: `EnvironmentFactory` (in this process) or `EnvironmentPool` (in others)."""

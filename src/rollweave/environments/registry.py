@@ -22,7 +22,7 @@ from rollweave.config.environments import (
 from rollweave.environments.adapt import adapt
 from rollweave.environments.frozen_lake import FrozenLake
 from rollweave.environments.prompts import Prompts
-from rollweave.environments.protocol import ScriptedEnvironment
+from rollweave.environments.protocol import HasScriptedAction
 from rollweave.errors import ConfigError, EnvironmentFailed
 from rollweave.seeds import derive
 from rollweave.targets import blame, load_target, nearest
@@ -35,7 +35,7 @@ SHIPPED: tuple[type[FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig],
 )
 
 
-def make(config: SingleEnvironment, base: Path) -> ScriptedEnvironment:
+def make(config: SingleEnvironment, base: Path) -> HasScriptedAction:
     """A fresh environment of this configuration; `base` is the folder of the job file."""
     match config:
         case FrozenLakeConfig():
@@ -48,7 +48,7 @@ def make(config: SingleEnvironment, base: Path) -> ScriptedEnvironment:
             return build(load_target(config.target, base), config.arguments, config.target)
 
 
-def build(target: Any, arguments: Mapping[str, Any], name: str) -> ScriptedEnvironment:
+def build(target: Any, arguments: Mapping[str, Any], name: str) -> HasScriptedAction:
     """Call a class (or a function that returns an environment) and adapt what it gives."""
     if not callable(target):
         raise ConfigError(f"{name} is a {type(target).__name__}: name a class, or a function that makes an environment")
@@ -105,9 +105,9 @@ def _prompt_rows(path: Path, column: str) -> list[dict[str, Any]]:
 class EnvironmentFactory:
     """Makes the environment a task names. Picklable, so that it can be sent to where environments run."""
 
-    makers: Mapping[str, Callable[[], ScriptedEnvironment]]
+    makers: Mapping[str, Callable[[], HasScriptedAction]]
 
-    def __call__(self, task: Task) -> ScriptedEnvironment:
+    def __call__(self, task: Task) -> HasScriptedAction:
         if task.environment not in self.makers:
             raise ConfigError(f"no environment is called {task.environment!r}{nearest(task.environment, self.makers)}")
         return self.makers[task.environment]()
@@ -124,7 +124,7 @@ class ConfiguredMaker:
     config: SingleEnvironment
     base: Path
 
-    def __call__(self) -> ScriptedEnvironment:
+    def __call__(self) -> HasScriptedAction:
         return make(self.config, self.base)
 
 
@@ -134,5 +134,5 @@ class ObjectMaker:
 
     target: Callable[..., Any]
 
-    def __call__(self) -> ScriptedEnvironment:
+    def __call__(self) -> HasScriptedAction:
         return build(self.target, {}, getattr(self.target, "__qualname__", repr(self.target)))

@@ -2,33 +2,80 @@
 
 Calls are answered in the order they came, except that `async` environments let each other run while they
 wait. The process ends when its host goes away, or when the host kills it because a call hung.
+
+What a host and an environment process say to each other: frames of a four-byte length and a body.
+
+Requests are pickled: they hold a task's data, which may be anything. Replies are JSON: what comes back from a
+user's class is text and numbers, and objects of its own making (in `info`) need not exist in the host.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
 import pickle
 import signal
 import socket
+import struct
 import sys
 import traceback
-from dataclasses import astuple
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 from typing import Any
 
-from rollweave.environments.protocol import MakeEnvironment, ScriptedEnvironment, StepResult
-from rollweave.environments.wire import Frames, Request, pack_reply
+from rollweave.environments.protocol import HasScriptedAction, MakeEnvironment, StepResult
 from rollweave.errors import RollweaveError
+
+_LENGTH = struct.Struct("!I")
+
+
+@dataclass(slots=True)
+class ChildCall:
+    id: int
+    slot: int
+    """Which of the process's environments."""
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+def pack_request(request: ChildCall) -> bytes:
+    return prefixed(pickle.dumps(request))
+
+
+def pack_reply(reply: dict[str, Any]) -> bytes:
+    return prefixed(json.dumps(reply, default=str).encode())
+
+
+def prefixed(body: bytes) -> bytes:
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Cuts a stream of bytes into the bodies of its frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            end = _LENGTH.size + int(_LENGTH.unpack_from(self._buffer)[0])
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield body
 
 
 class Worker:
     def __init__(self, make: MakeEnvironment, writer: asyncio.StreamWriter) -> None:
         self.make = make
         self.writer = writer
-        self.environments: dict[int, ScriptedEnvironment] = {}
+        self.environments: dict[int, HasScriptedAction] = {}
 
-    async def answer(self, request: Request) -> None:
+    async def answer(self, request: ChildCall) -> None:
         try:
             reply: dict[str, Any] = {"value": await self._call(request)}
         except RollweaveError as error:
@@ -37,7 +84,7 @@ class Worker:
         self.writer.write(pack_reply({"id": request.id, **reply}))
         await self.writer.drain()
 
-    async def _call(self, request: Request) -> Any:
+    async def _call(self, request: ChildCall) -> Any:
         if request.method == "make":
             made = self.environments[request.slot] = self.make(*request.arguments)
             return bool(getattr(made, "deterministic", False))

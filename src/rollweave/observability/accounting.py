@@ -18,11 +18,8 @@ from typing import Any
 
 from rollweave.observability.bias import DurationBias
 from rollweave.observability.events import Event
-from rollweave.observability.looptime import LoopTime
-from rollweave.observability.openwork import OpenWork
-from rollweave.observability.queues import QueueMeter
-from rollweave.observability.slots import SlotMeter
-from rollweave.observability.tokens import FILTERED, LOST, TRAINED, TokenBooks
+from rollweave.observability.meters import FILTERED, LOST, TRAINED, LoopTime, QueueMeter, SlotMeter, TokenBooks
+from rollweave.observability.waits import OpenWork
 
 BY_ITSELF = frozenset({"finished", "truncated"})
 """Outcomes of episodes that nobody and nothing cut short."""

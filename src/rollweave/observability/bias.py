@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 WINDOW = 2048
 """Members looked at, the latest started: episodes change in length as a policy learns."""
 
-Observation = tuple[float, bool]
+Lifetime = tuple[float, bool]
 """A size, and whether it is final (the episode ended by itself) or only a lower limit."""
 
 
@@ -43,8 +43,13 @@ class _Attempt:
     thrown_away: bool = False
     """For its age or as surplus, which is where a bias comes from."""
 
-    def seconds(self, now: float) -> Observation:
+    def seconds(self, now: float) -> Lifetime:
         return (now if self.ended is None else self.ended) - self.began, self.natural
+
+    def sampled(self) -> Lifetime:
+        """Its tokens. Only of an attempt that was reported."""
+        assert self.tokens is not None
+        return float(self.tokens), self.natural
 
 
 @dataclass(slots=True)
@@ -56,9 +61,9 @@ class _Member:
         return next(reversed(self.attempts.values()))
 
     @property
-    def lengths(self) -> list[_Attempt]:
-        """The attempts that say something about how long it takes."""
-        return [one for one in self.attempts.values() if not one.failed] or list(self.attempts.values())
+    def reported(self) -> list[_Attempt]:
+        """The attempts whose tokens are known: only a report tells how much an episode has sampled."""
+        return [one for one in self.attempts.values() if one.tokens is not None]
 
 
 class DurationBias:
@@ -94,12 +99,12 @@ class DurationBias:
         for member in self._members.values():
             latest = member.latest
             chance = 0.0 if latest.thrown_away or latest.filtered else 1.0 if latest.trained else passing
-            known = [one.seconds(now) for one in member.lengths]
+            known = [one.seconds(now) for one in _lengths(list(member.attempts.values()))]
             seconds.add(known, latest.seconds(now), chance)
-            # How much a running episode has sampled so far only its host knows.
             if latest.tokens is not None:
-                counts = [(float(one.tokens), one.natural) for one in member.lengths if one.tokens is not None]
-                tokens.add(counts, (float(latest.tokens), latest.natural), chance)
+                # An earlier attempt may report later: a requeue starts the next one as soon as it cancels the last.
+                counts = [one.sampled() for one in _lengths(member.reported)]
+                tokens.add(counts, latest.sampled(), chance)
         found = {"bias/duration": seconds.bias(), "bias/tokens": tokens.bias()}
         return {key: value for key, value in found.items() if value is not None}
 
@@ -114,18 +119,23 @@ class DurationBias:
         return member.attempts.get(attempt) if member else None
 
 
+def _lengths(attempts: list[_Attempt]) -> list[_Attempt]:
+    """Those that say something about how long the member takes: the failed ones only if there are no others."""
+    return [one for one in attempts if not one.failed] or attempts
+
+
 def _member(attempt: str) -> str:
     return attempt.rpartition(".")[0]
 
 
 @dataclass(slots=True)
 class _Means:
-    started: list[Observation] = field(default_factory=list)
-    kept: list[Observation] = field(default_factory=list)
+    started: list[Lifetime] = field(default_factory=list)
+    kept: list[Lifetime] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
     """How much of each kept one counts."""
 
-    def add(self, lengths: list[Observation], latest: Observation, chance: float) -> None:
+    def add(self, lengths: list[Lifetime], latest: Lifetime, chance: float) -> None:
         self.started.append(max(lengths))
         if chance > 0:
             self.kept.append(latest)
@@ -140,7 +150,7 @@ class _Means:
         return survival_mean(self.kept, horizon, self.chances) / survival_mean(self.started, horizon) - 1.0
 
 
-def survival_mean(observations: Sequence[Observation], horizon: float, weights: Sequence[float] | None = None) -> float:
+def survival_mean(observations: Sequence[Lifetime], horizon: float, weights: Sequence[float] | None = None) -> float:
     """Mean of min(size, horizon), lower limits taken as such: the area under the Kaplan-Meier curve."""
     together = zip(observations, weights or [1.0] * len(observations), strict=True)
     line = sorted(together, key=lambda one: (one[0][0], not one[0][1]))

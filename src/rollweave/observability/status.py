@@ -24,7 +24,7 @@ from rollweave.errors import RunFolderError
 from rollweave.observability.metrics import read_metrics
 from rollweave.observability.summary import is_train_step
 
-State = Literal["running", "ended", "dead", "new"]
+Liveness = Literal["running", "ended", "dead", "new"]
 
 SILENT_SECONDS = 5.0
 """The driver writes every second; older than this it is busy with something that does not let go of it."""
@@ -36,7 +36,7 @@ RECENT_STEPS = 10
 class Status:
     folder: str
     name: str
-    state: State
+    state: Liveness
     pid: int | None = None
     host: str = ""
     reason: str = ""

@@ -2,6 +2,11 @@
 
 `status.json` is replaced in one move, so `rollweave status` reads files only: it works from another terminal, on a
 run that hangs, and after one that died.
+
+LastMinute: where the last 60 seconds went, from counts that only ever grow.
+
+Every pool has a capacity in seconds (an engine one a second, 64 environments 64) and says how much of it went into
+what. Two looks at these counts, a minute apart, tell the shares of that minute.
 """
 
 from __future__ import annotations
@@ -9,26 +14,68 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollweave.clock import Waiting
 from rollweave.observability.accounting import Accountant
 from rollweave.observability.jsonl import encode
-from rollweave.observability.lastminute import LastMinute, Pool
 from rollweave.observability.screen import Header
-from rollweave.observability.waitfor import EPISODE, wait_for_graph
+from rollweave.observability.waits import EPISODE, wait_for_graph
 
 if TYPE_CHECKING:
     from rollweave.engines.protocol import EngineStats
 
+
+SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class PoolTimes:
+    capacity: float
+    """Seconds it could have worked since the start."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """Seconds by what it did; the rest of the capacity: nothing."""
+
+
+class LastMinute:
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
+        self._looks: deque[tuple[float, dict[str, PoolTimes]]] = deque()
+
+    def look(self, time: float, pools: dict[str, PoolTimes]) -> None:
+        self._looks.append((time, pools))
+        while len(self._looks) > 2 and self._looks[1][0] <= time - self._seconds:
+            self._looks.popleft()
+
+    @property
+    def seconds(self) -> float:
+        """How much of a minute is known."""
+        return self._looks[-1][0] - self._looks[0][0] if self._looks else 0.0
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """By pool and by what it did, of its capacity in that time."""
+        if len(self._looks) < 2:
+            return {}
+        (_, first), (_, last) = self._looks[0], self._looks[-1]
+        return {name: _between(first.get(name, PoolTimes(0.0)), pool) for name, pool in last.items()}
+
+
+def _between(first: PoolTimes, last: PoolTimes) -> dict[str, float]:
+    capacity = last.capacity - first.capacity
+    if capacity <= 0:
+        return {}
+    grown = {what: (spent - first.spent.get(what, 0.0)) / capacity for what, spent in last.spent.items()}
+    return {what: min(1.0, share) for what, share in grown.items() if share > 0}
+
+
 WAITS_KEPT = 50
 """Longest first; thousands of episodes may wait at once."""
 
-Ledger = Callable[[], dict[str, dict[str, int]]]
+LedgerCounts = Callable[[], dict[str, dict[str, int]]]
 
 
 class StatusBoard:
@@ -37,7 +84,7 @@ class StatusBoard:
         folder: Path,
         header: Header,
         accountant: Accountant,
-        ledger: Ledger,
+        ledger: LedgerCounts,
         now: Callable[[], float],
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -71,14 +118,14 @@ class StatusBoard:
         playing = slots.slots - slots.free
         self._environments["between calls"] += passed * max(0, playing - doing.total())  # type: ignore[assignment]
 
-    def _pools(self, engines: Sequence[EngineStats], now: float) -> dict[str, Pool]:
+    def _pools(self, engines: Sequence[EngineStats], now: float) -> dict[str, PoolTimes]:
         elapsed = now - self._began
         busy = sum(engine.busy_seconds for engine in engines)
         recompute = sum(engine.recompute_seconds for engine in engines)
         return {
-            "engine": Pool(elapsed * len(engines), {"generate": busy - recompute, "recompute": recompute}),
-            "trainer": Pool(elapsed, self._accountant.loop.totals(now)),
-            "environments": Pool(self._slot_seconds, dict(self._environments)),
+            "engine": PoolTimes(elapsed * len(engines), {"generate": busy - recompute, "recompute": recompute}),
+            "trainer": PoolTimes(elapsed, self._accountant.loop.totals(now)),
+            "environments": PoolTimes(self._slot_seconds, dict(self._environments)),
         }
 
     def _snapshot(self, waits: Sequence[Waiting], now: float) -> dict[str, Any]:

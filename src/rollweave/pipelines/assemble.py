@@ -1,6 +1,10 @@
 """Puts a job's control plane together around whatever generates, trains and plays.
 
 The same assembly serves the inline runtime, Ray and the simulation: only the machinery differs.
+
+Drive: runs a pipeline until it ends, somebody has seen enough, or something fails. Each way a checkpoint is left.
+
+A session drives real machinery with it, a replay the recording of one.
 """
 
 from __future__ import annotations
@@ -14,24 +18,22 @@ from rollweave.clock import Clock, Waiting
 from rollweave.config.environments import PythonEnvironmentConfig
 from rollweave.config.job import ArealPipeline, Job, OneOffPipeline, RollArtPipeline, SyncPipeline, SyncPlusPipeline
 from rollweave.engines.protocol import Engine, Sampling
+from rollweave.fleet.proxy import LLMProxy, MovingProxy
+from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.events import Emitter, Recorder
 from rollweave.pipelines.journal import Journal, OnRow, OnTrajectories
+from rollweave.pipelines.loop import Milestones, Parts
 from rollweave.pipelines.one_off import one_off
-from rollweave.pipelines.parts import Milestones, Parts
+from rollweave.pipelines.permits import Alone, PermitSource, Tail
 from rollweave.pipelines.rollart import rollart
 from rollweave.pipelines.sync import sync
-from rollweave.pipelines.tail import Tail
-from rollweave.pipelines.turns import Alone, Turns
 from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.evaluation import Evaluator
-from rollweave.rollout.moving import MovingProxy
-from rollweave.rollout.proxy import LLMProxy
-from rollweave.rollout.scheduler import Policy, RolloutPlan, RolloutScheduler
+from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings, StalenessPolicy
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.tasks import Cursor, TaskSource
 from rollweave.training.protocol import Trainer
-from rollweave.weights.sync import WeightSync
 
 Pipeline = Callable[[Parts, int, int], Awaitable[None]]
 
@@ -73,7 +75,7 @@ class Machinery:
     dispatcher: Dispatcher
     waits: Callable[[], Awaitable[list[Waiting]]] = nobody_else
     """Who waits in other processes: hosts have clocks of their own."""
-    turns: Turns = field(default_factory=Alone)
+    turns: PermitSource = field(default_factory=Alone)
     proxy: LLMProxy | None = None
     """If it is in this process."""
 
@@ -100,7 +102,7 @@ def assemble(
     recorder = listeners.recorder
     machinery.dispatcher.listen(recorder)
     scheduler = RolloutScheduler(
-        RolloutPlan(
+        RolloutSettings(
             group_size=job.rollout.group_size,
             sampling=sampling,
             seed=job.seed,
@@ -158,7 +160,7 @@ def _tail(machinery: Machinery, scheduler: RolloutScheduler, recorder: Emitter) 
     return Tail(machinery.proxy, len(machinery.engines), machinery.turns, scheduler, recorder)
 
 
-def _policy(job: Job) -> Policy:
+def _policy(job: Job) -> StalenessPolicy:
     match job.pipeline:
         case RollArtPipeline(policy=policy):
             return policy
@@ -206,3 +208,36 @@ def training_sampling(job: Job, stop_tokens: tuple[int, ...]) -> Sampling:
 def greedy(job: Job, stop_tokens: tuple[int, ...]) -> Sampling:
     config = job.rollout.sampling
     return Sampling(config.max_tokens, temperature=0.0, stop_tokens=stop_tokens, stop_strings=config.stop)
+
+
+class Drive:
+    def __init__(self, job: Job, parts: Parts, recorder: Emitter) -> None:
+        self._job = job
+        self._parts = parts
+        self._recorder = recorder
+        self._running: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """From the version that `parts` hold to the last step of the job."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._running = tasks.create_task(self._pipeline(), name="pipeline")
+                await asyncio.wait([self._running])
+        except BaseException as error:
+            if not self._parts.stopping:
+                self._recorder.emit("run.failed", error=str(error))
+                await self._parts.rescue()
+            raise
+        else:
+            await self._parts.save_checkpoint()
+        finally:
+            self._parts.scheduler.close()
+
+    async def _pipeline(self) -> None:
+        await pipeline(self._job)(self._parts, self._parts.version, self._job.training.steps)
+
+    def stop(self) -> None:
+        """End in order: what is being trained is finished, what is being played is left to the next session."""
+        self._recorder.emit("run.stop")
+        if self._parts.stop() and self._running is not None:
+            self._running.cancel()

@@ -20,8 +20,8 @@ from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch, Outcome, Trajectory
 
-Row = dict[str, Value]
-OnRow = Callable[[int, Row], None]
+MetricsRow = dict[str, Value]
+OnRow = Callable[[int, MetricsRow], None]
 OnTrajectories = Callable[[int, list[Trajectory]], None]
 
 
@@ -61,7 +61,7 @@ class Journal:
 
     async def record(self, batch: Batch, metrics: Metrics, evaluation: Evaluation | None, checksum: str) -> None:
         """Write the step down."""
-        row: Row = {
+        row: MetricsRow = {
             **metrics,
             **_episodes(batch),
             **_staleness(batch),
@@ -84,7 +84,7 @@ class Journal:
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
         """A row with nothing but an evaluation: of the version the last step made."""
-        row: Row = {**_evaluation(evaluation), "time/elapsed": self._clock.now() - self._began}
+        row: MetricsRow = {**_evaluation(evaluation), "time/elapsed": self._clock.now() - self._began}
         for listener in self._on_row:
             listener(evaluation.version, row)
 
@@ -103,7 +103,7 @@ class Journal:
     def saved(self, checkpoint: Path) -> None:
         self._recorder.emit("checkpoint.saved", folder=str(checkpoint))
 
-    def _books(self) -> Row:
+    def _books(self) -> MetricsRow:
         books, scheduler = self._scheduler.ledger.summary(), self._scheduler
         return {
             **{f"ledger/task/{state}": count for state, count in books["tasks"].items()},
@@ -112,7 +112,7 @@ class Journal:
             "queue/groups_running": scheduler.running,
         }
 
-    async def _engine_rates(self) -> Row:
+    async def _engine_rates(self) -> MetricsRow:
         quiet = self.accountant.quiet
         stats = [await engine.stats() for engine in self._engines]
         now = EngineStats(
@@ -132,7 +132,7 @@ class Journal:
         }
 
 
-def _episodes(batch: Batch) -> Row:
+def _episodes(batch: Batch) -> MetricsRow:
     trajectories = list(batch.trajectories())
     rewards = [t.reward for t in trajectories]
     names = dict.fromkeys(name for t in trajectories for name in t.rewards)
@@ -147,7 +147,7 @@ def _episodes(batch: Batch) -> Row:
     }
 
 
-def _staleness(batch: Batch) -> Row:
+def _staleness(batch: Batch) -> MetricsRow:
     ages = Counter(batch.staleness())
     trajectories = ages.total()
     return {
@@ -157,7 +157,7 @@ def _staleness(batch: Batch) -> Row:
     }
 
 
-def _evaluation(evaluation: Evaluation | None) -> Row:
+def _evaluation(evaluation: Evaluation | None) -> MetricsRow:
     if evaluation is None:
         return {}
     return {
@@ -167,7 +167,7 @@ def _evaluation(evaluation: Evaluation | None) -> Row:
     }
 
 
-def _add_rates(row: Row) -> None:
+def _add_rates(row: MetricsRow) -> None:
     seconds = row["time/step"]
     if isinstance(seconds, float) and seconds > 0:
         for what in ("generated", "trained"):

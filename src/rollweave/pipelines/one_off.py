@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rollweave.pipelines.parts import Parts
+from rollweave.pipelines.loop import Parts
 from rollweave.trajectory import Batch
 
 

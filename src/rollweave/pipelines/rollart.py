@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rollweave.pipelines.parts import Parts
+from rollweave.pipelines.loop import Parts
 
 
 async def rollart(parts: Parts, first: int, last: int) -> None:

@@ -12,7 +12,7 @@ may have it meanwhile (`parts.turn`, see docs/cluster-daemon.md).
 
 from __future__ import annotations
 
-from rollweave.pipelines.parts import Parts
+from rollweave.pipelines.loop import Parts
 
 
 async def sync(parts: Parts, first: int, last: int) -> None:

@@ -3,6 +3,8 @@
 Two savings matter on any hardware. Rows are padded on the right and attention is causal, so no real token ever sees
 padding and no mask is needed. And the vocabulary projection, the widest matrix of a small model, is applied only at
 positions whose next token is asked for, in chunks, so that logits never fill the memory.
+
+transformers draws a progress bar for every load and save; bars of a second would tear the live view.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rollweave.errors import ModelError
-from rollweave.policies.quiet import no_progress_bars
+
+
+def no_progress_bars() -> None:
+    """In this process, from now on."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
 
 LOGITS_AT_ONCE = 2**26
 """Elements of a chunk of logits (256 MB in float32)."""

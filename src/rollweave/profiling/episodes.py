@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
-from rollweave.config.distributions import Distribution, Empirical, constant
-from rollweave.config.workload import TaskModel
+from rollweave.config.workload import Distribution, Empirical, TaskModel, constant
 from rollweave.environments.protocol import MakeEnvironment
-from rollweave.rewards.function import Scorer
+from rollweave.rewards.scorer import Scorer
 from rollweave.seeds import derive
 from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory

@@ -13,15 +13,15 @@ from statistics import fmean, median
 from typing import Any
 
 from rollweave.clock import Clock, run_wall
-from rollweave.cluster.blueprint import Blueprint
+from rollweave.config.hardware import Observed
 from rollweave.config.job import Job
-from rollweave.config.measured import Observed
 from rollweave.engines.protocol import Engine
 from rollweave.environments.registry import source
 from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.assemble import Listeners, assemble, pipeline
-from rollweave.pipelines.journal import Row
+from rollweave.pipelines.journal import MetricsRow
 from rollweave.runs.session import start_machinery
+from rollweave.runtimes.blueprint import Blueprint
 from rollweave.trajectory import Trajectory
 
 QUESTIONS = 20
@@ -34,7 +34,7 @@ SKIPPED = 4
 class Sample:
     """The steady steps of a short run."""
 
-    rows: list[Row]
+    rows: list[MetricsRow]
     trajectories: list[Trajectory]
     publishes: list[dict[str, Any]]
     stagings: list[dict[str, Any]]
@@ -66,7 +66,7 @@ async def _run(job: Job, blueprint: Blueprint, steps: int, folder: Path, clock: 
     from rollweave.policies.chat import ChatFormat
 
     recorder = MemoryRecorder(clock.now)
-    rows: list[Row] = []
+    rows: list[MetricsRow] = []
     trajectories: list[Trajectory] = []
     listeners = Listeners(
         recorder,
@@ -100,10 +100,10 @@ async def _round_trip(engine: Engine, clock: Clock) -> float:
     return round(median(times), 6)
 
 
-def _steady(rows: Sequence[Row]) -> list[Row]:
+def _steady(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
     return [row for row in rows if "time/step" in row][SKIPPED:]
 
 
-def _number(row: Row, key: str) -> float:
+def _number(row: MetricsRow, key: str) -> float:
     value = row.get(key)
     return float(value) if isinstance(value, int | float) else 0.0

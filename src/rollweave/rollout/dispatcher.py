@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollweave.observability.events import Emitter
-from rollweave.rollout.link import Endpoint, Transport
-from rollweave.rollout.messages import Cancel, Lease, Report
+from rollweave.rollout.link import Cancel, Endpoint, Lease, Report, Transport
 from rollweave.trajectory import Outcome, Trajectory
 
 OnReport = Callable[[Lease, Report], None]

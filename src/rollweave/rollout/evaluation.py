@@ -1,7 +1,7 @@
 """Evaluation beside training: greedy episodes on held-out tasks under one pinned version.
 
-They use the same hosts and engines, but stand outside staleness and the ledger. The version is pinned by
-holding back the next weight update until `result` has returned.
+They use the same hosts and engines, but stand outside staleness and the ledger. The pipeline pins the version: it
+awaits `settle` or `result` before the engines get other weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.messages import Lease, Report
+from rollweave.rollout.link import Lease, Report
 from rollweave.seeds import derive
 from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory
@@ -65,7 +65,7 @@ class Evaluator:
         self._version = 0
 
     def start(self, version: int) -> None:
-        """Begin to evaluate the version the engines have now, unless that is under way already."""
+        """Begin to evaluate the version the engines have now, unless that was begun and its result is not taken yet."""
         if self._under_way and self._version == version:
             return
         self._version = version
@@ -76,7 +76,7 @@ class Evaluator:
             self._submit(index, attempt=0)
 
     async def result(self) -> Evaluation | None:
-        """Wait for the evaluation under way; None if there is none."""
+        """Wait for the evaluation under way and take its result; None if there is none."""
         if not self._under_way:
             return None
         await self._wait("weight update")

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 
-from rollweave.rollout.link import Endpoint, Transport
+from rollweave.rollout.link import Cancel, Endpoint, Lease, Report, Transport
 from rollweave.rollout.manager import EnvManager, Stage
-from rollweave.rollout.messages import Cancel, Lease, Report
 
 
 class EnvHost:

@@ -1,10 +1,13 @@
 """Messages between driver and hosts: at least once on the way, exactly once at the other end.
 
-Each side keeps what it said until the other side confirms it, and says it again after `retry_seconds`; each
-side remembers what it has heard, so a repetition changes nothing. Everything said within one tick of the loop
-travels as one packet. How packets travel (and get lost) is the transport's business: within one process it is
-the other end's `receive`, `simulation.transport` delays, drops, duplicates and reorders, `cluster.ray` crosses
-process borders.
+Each side keeps what it said until the other side confirms it. A timer runs while anything is unconfirmed: every
+`retry_seconds` all of it is said again. Each side remembers what it has heard, so a repetition changes nothing.
+Everything said within one tick of the loop travels as one packet. How packets travel (and get lost) is the transport's
+business: within one process it is the other end's `receive`; `simulation/world/hosts.py` delays, drops and
+duplicates packets and so reorders them; on Ray, `runtimes/ray_keepers.py` and `runtimes/ray_workers.py` carry them
+between processes.
+
+What the driver and its environment hosts say to each other.
 """
 
 from __future__ import annotations
@@ -15,14 +18,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from rollweave.engines.protocol import Sampling
+from rollweave.tasks import Task
+from rollweave.trajectory import Trajectory
+
 Out = TypeVar("Out")
 In = TypeVar("In")
 
 RETRY_SECONDS = 5.0
-"""Long against any transport's round trip, short against an episode."""
+"""Longer than the round trip of a transport that works, so that a message is seldom said twice; short enough that an
+environment whose lease was lost does not stand idle for long."""
 
 REMEMBERED = 100_000
-"""Ids an end remembers having heard; a repetition cannot be older than that many messages."""
+"""Ids an end remembers having heard. A repetition that comes later than that many other messages would be heard
+again."""
 
 
 @dataclass(slots=True)
@@ -97,3 +106,40 @@ class Endpoint(Generic[Out, In]):
         self._retry = None
         self._next.messages.update(self._unconfirmed)
         self._schedule_flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Permission to play one episode. It can be issued again if its host dies."""
+
+    id: str
+    group: int
+    member: int
+    attempt: int
+    task: Task
+    seed: int
+    """What is sampled in turn t depends on this and t only."""
+    sampling: Sampling
+    version: int
+    """The engine version at admission."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop playing a lease. It is reported all the same, as `aborted` (or as it ended, if that was sooner)."""
+
+    lease: str
+
+
+@dataclass(slots=True)
+class Report:
+    """How a lease ended: every lease is reported once.
+
+    A reward that failed for good leaves the trajectory finished but unscored.
+    """
+
+    lease: str
+    trajectory: Trajectory
+    reward_failed: bool = False
+    host_died: bool = False
+    """Nobody knows how far it got: said by the dispatcher in the place of a host that is gone."""

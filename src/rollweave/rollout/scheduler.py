@@ -19,15 +19,11 @@ from rollweave.clock import Clock
 from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed, RewardFailed
 from rollweave.observability.events import Emitter
-from rollweave.rollout.buffer import SampleBuffer
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.filter import GroupFilter
-from rollweave.rollout.group import RunningGroup
-from rollweave.rollout.leasing import Leasing
+from rollweave.rollout.groups import Leasing, RunningGroup
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
-from rollweave.rollout.messages import Lease, Report
-from rollweave.rollout.selection import Candidate, Selection
-from rollweave.rollout.staleness import StalenessBound
+from rollweave.rollout.link import Lease, Report
+from rollweave.rollout.staleness import GroupFilter, GroupInLine, SampleBuffer, Selection, StalenessBound
 from rollweave.rollout.state import SchedulerState
 from rollweave.tasks import Cursor
 from rollweave.trajectory import Batch, Trajectory
@@ -35,12 +31,12 @@ from rollweave.trajectory import Batch, Trajectory
 HOPELESS_ATTEMPTS = 16
 """A run whose first episodes all fail has a broken environment or reward, not bad luck: it stops with their error."""
 
-Policy = Literal["wait", "requeue", "drop", "start_only"]
+StalenessPolicy = Literal["wait", "requeue", "drop", "start_only"]
 """What becomes of running work that would exceed the bound. `start_only`: nothing, the bound is not enforced."""
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutPlan:
+class RolloutSettings:
     """The numbers the scheduler works with."""
 
     group_size: int
@@ -49,7 +45,7 @@ class RolloutPlan:
     get_batch_timeout: float
     max_retries: int = 3
     retry_backoff: float = 0.5
-    policy: Policy = "wait"
+    policy: StalenessPolicy = "wait"
     max_requeues: int = 2
     redundant_groups: float = 0.0
     redundant_members: int = 0
@@ -62,7 +58,7 @@ class RolloutPlan:
 class RolloutScheduler:
     def __init__(
         self,
-        plan: RolloutPlan,
+        plan: RolloutSettings,
         bound: StalenessBound,
         cursor: Cursor,
         dispatcher: Dispatcher,
@@ -300,7 +296,7 @@ class RolloutScheduler:
         if everybody_stays and self.buffer.must_wait(step, (group.version for group in self._running.values())):
             return None
         running = (
-            Candidate(group.id, group.version, complete=False, expendable=self._expendable(group))
+            GroupInLine(group.id, group.version, complete=False, expendable=self._expendable(group))
             for group in self._running.values()
         )
         return self.buffer.select(step, running, self._filter.survivors, start_only)

@@ -7,13 +7,36 @@ share f of the batch that may have k + 1.
 Admitting a group commits it to a place in line: with p groups ahead of it, it is consumed by step
 `next_step + p // N`. It is admitted only if even then it is not too old (`room`), so nothing that was admitted has to
 be thrown away for its age as long as everybody is waited for.
+
+Which groups a train step consumes, and which it may leave behind. Pure: numbers in, a choice out.
+
+A step takes the oldest complete groups. What it leaves behind must still be consumable in time by later steps. Where
+it is not, there are three cases:
+
+    surplus   more groups were started than can ever be consumed (redundancy, over-issue): the latest to be
+              admitted of those still running are given up, because they are likely to have done the least
+    stale     a running group would be too old by the time its turn comes: the policy says whether the step waits
+              for it (`wait`), or gives it up (`requeue`, `drop`)
+    nobody    `areal` looks at age only at the start: nothing is ever given up, and the bound may be exceeded
+
+SampleBuffer: complete groups waiting for the train step that consumes them.
+
+GroupFilter: groups that teach nothing are replaced, and how many survive tells how many more to start.
+
+If all members of a group got the same reward, every advantage is zero and so is the gradient. Waiting for a
+replacement only after such a group has ended would be serial; the scheduler starts as many groups at once as are
+needed for enough of them to survive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import floor
+from typing import Literal
+
+from rollweave.trajectory import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +67,160 @@ class StalenessBound:
         """Whether a batch whose groups have this staleness is within the bound."""
         over = [age - self.whole for age in staleness if age > self.whole]
         return len(over) <= self.late and all(excess == 1 for excess in over)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInLine:
+    """A group in line."""
+
+    id: int
+    version: int
+    """What its staleness is counted from."""
+    complete: bool
+    expendable: bool = False
+    """It may be given up for its age if it does not finish in time."""
+
+
+@dataclass(slots=True)
+class Selection:
+    consumed: list[int]
+    surplus: list[int] = field(default_factory=list)
+    stale: list[int] = field(default_factory=list)
+
+
+def select(
+    line: Sequence[GroupInLine], step: int, bound: StalenessBound, survivors: float = 1.0, start_only: bool = False
+) -> Selection | None:
+    """The choice for this step, or None while the step has to wait.
+
+    `survivors`: the share of running groups that is expected to pass the filter and to want a place in a batch.
+    """
+    size = bound.groups_per_step
+    line = sorted(line, key=lambda group: (group.version, group.id))
+    complete = [group.id for group in line if group.complete]
+    if len(complete) < size:
+        return None
+    selection = Selection(complete[:size])
+    if start_only:
+        return selection
+    chosen = set(selection.consumed)
+    left = [group for group in line if group.id not in chosen]
+    given_up = _too_many(left, 0, step + 1, bound, survivors)
+    # Were everybody complete, the oldest would be consumed now: what is too many even then is surplus.
+    surplus = len(_too_many(line, size, step + 1, bound, survivors))
+    late = given_up[surplus:]
+    if not all(group.expendable or group.complete for group in late):
+        return None
+    selection.surplus = [group.id for group in given_up[:surplus]]
+    selection.stale = [group.id for group in late]
+    return selection
+
+
+def left_over(complete: Sequence[GroupInLine], step: int, bound: StalenessBound) -> list[int]:
+    """Complete groups that find no place in this step or a later one: more survived the filter than was expected."""
+    line = sorted(complete, key=lambda group: (group.version, group.id))
+    return [group.id for group in _too_many(line, 0, step, bound, survivors=1.0)]
+
+
+def _too_many(
+    line: Sequence[GroupInLine], now: int, next_step: int, bound: StalenessBound, survivors: float
+) -> list[GroupInLine]:
+    """Whom to leave out of the line so that all others find a place: `now` of them at once, the rest in time."""
+    out: list[GroupInLine] = []
+    reached: list[GroupInLine] = []  # of this version or older, and still in
+    for place, group in enumerate(line):
+        reached.append(group)
+        if place + 1 < len(line) and line[place + 1].version == group.version:
+            continue
+        excess = _excess(reached, now + bound.capacity(group.version, next_step), survivors)
+        if excess > 0:
+            reached.sort(key=_worth)
+            out += reached[:excess]
+            reached = reached[excess:]
+    return out
+
+
+def _excess(groups: Sequence[GroupInLine], places: int, survivors: float) -> int:
+    complete = sum(group.complete for group in groups)
+    free = places - complete
+    # With no place free, nobody who still runs can get one, however unlikely he is to survive.
+    return len(groups) - complete - (floor(free / survivors + 1e-9) if free > 0 else free)
+
+
+def _worth(group: GroupInLine) -> tuple[bool, bool, int]:
+    """Those with the least to lose first: running, expendable, latest admitted."""
+    return group.complete, not group.expendable, -group.id
+
+
+class SampleBuffer:
+    def __init__(self, bound: StalenessBound) -> None:
+        self.bound = bound
+        self.groups: dict[int, Group] = {}
+        self._versions: dict[int, int] = {}
+        """What each group's staleness is counted from: a complete group does not change any more."""
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def put(self, group: Group) -> None:
+        self.groups[group.id] = group
+        self._versions[group.id] = group.oldest_version
+
+    def take(self, id: int) -> Group:
+        del self._versions[id]
+        return self.groups.pop(id)
+
+    def must_wait(self, step: int, running: Iterable[int]) -> bool:
+        """At a glance: whether more groups of these versions run than later steps have places for.
+
+        Only where everybody wants a place, nobody may be given up and no more were issued than fit; `select` knows
+        the rest, but looks at every group. A step that waits for its slowest group asks once per group that ends.
+        """
+        under_way, complete = Counter(running), Counter(self._versions.values())
+        late, everybody, unfinished = False, 0, 0
+        for version in sorted(under_way | complete):
+            everybody += under_way[version] + complete[version]
+            unfinished += under_way[version]
+            places = self.bound.capacity(version, step + 1)
+            if everybody > self.bound.groups_per_step + places:
+                return False
+            late |= unfinished > places
+        return late
+
+    def select(
+        self, step: int, running: Iterable[GroupInLine], survivors: float = 1.0, start_only: bool = False
+    ) -> Selection | None:
+        """What the step consumes and what it gives up, or None while it has to wait (see `selection`)."""
+        if len(self.groups) < self.bound.groups_per_step:
+            return None
+        return select([*self._complete(), *running], step, self.bound, survivors, start_only)
+
+    def left_over(self, step: int) -> list[int]:
+        """Groups that no step from this one on can consume any more."""
+        return left_over(self._complete(), step, self.bound)
+
+    def _complete(self) -> list[GroupInLine]:
+        return [GroupInLine(id, version, complete=True) for id, version in self._versions.items()]
+
+
+REMEMBERED = 64
+"""Groups the share of survivors is estimated from: enough to be steady, few enough to follow the policy."""
+
+
+class GroupFilter:
+    def __init__(self, kind: Literal["none", "zero_variance"]) -> None:
+        self.kind = kind
+        self.kept_lately: deque[bool] = deque(maxlen=REMEMBERED)
+
+    def keeps(self, group: Group) -> bool:
+        """Whether the group is worth a place in a batch."""
+        if self.kind == "none":
+            return True
+        kept = len({member.reward for member in group.members}) > 1
+        self.kept_lately.append(kept)
+        return kept
+
+    @property
+    def survivors(self) -> float:
+        """The share of groups expected to be kept; 1 until something is known, never 0."""
+        return (1 + sum(self.kept_lately)) / (1 + len(self.kept_lately))

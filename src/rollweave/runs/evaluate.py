@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 from rollweave.clock import Clock, run_wall
-from rollweave.cluster.blueprint import Blueprint
 from rollweave.config.job import HUB_NAME, Job, TinyModel
 from rollweave.config.load import load_job, parse_job
 from rollweave.environments.registry import EnvironmentFactory, source
@@ -18,6 +17,7 @@ from rollweave.errors import ConfigError, first_cause
 from rollweave.observability.events import Recorder
 from rollweave.pipelines.assemble import greedy
 from rollweave.rollout.evaluation import Evaluation, Evaluator
+from rollweave.runtimes.blueprint import Blueprint
 from rollweave.training.checkpoint import newest
 from rollweave.weights.store import MemoryStore
 
@@ -72,8 +72,8 @@ def _model(target: str) -> str | dict[str, str]:
 
 
 async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
-    from rollweave.cluster.inline import start_players
     from rollweave.policies.chat import ChatFormat
+    from rollweave.runtimes.inline import start_players
 
     blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()))
     held_out = source(job.environment, job.seed, Path()).held_out(tasks)

@@ -22,8 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rollweave.config.job import Job
-from rollweave.config.load import dump_job, load_job
-from rollweave.config.plan import save_resolved
+from rollweave.config.load import dump_job, load_job, save_resolved
 from rollweave.errors import RunFolderError
 
 

@@ -13,7 +13,7 @@ from rollweave.config.job import LoggingConfig
 from rollweave.observability.events import Event, EventFile, Recorder, read_events
 from rollweave.observability.metrics import MetricsWriter, read_metrics
 from rollweave.observability.transcripts import Decode, TranscriptWriter, spread
-from rollweave.pipelines.journal import Row
+from rollweave.pipelines.journal import MetricsRow
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.resume import LOGS, LogMark, Start, mark
 from rollweave.trajectory import Trajectory
@@ -37,7 +37,7 @@ class Logbook:
         """Seconds since the run began, those of earlier processes included."""
         return self._now() - self._began
 
-    def row(self, step: int, row: Row) -> dict[str, Any]:
+    def row(self, step: int, row: MetricsRow) -> dict[str, Any]:
         return self._metrics.write(step, row)
 
     def trajectories(self, step: int, trajectories: list[Trajectory]) -> None:

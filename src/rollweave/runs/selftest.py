@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rollweave.config.job import InlineRuntime, Job, TinyModel
-from rollweave.doctor import Check
 from rollweave.errors import RollweaveError
 from rollweave.observability import jsonl
 from rollweave.observability.metrics import read_metrics
+from rollweave.runs.doctor import Finding
 from rollweave.runs.train import train_job
 
 STEPS, GROUPS, MEMBERS = 4, 4, 4
@@ -43,7 +43,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SelfTestStep:
     step: int
     gap_mean: float | None
     """None: no token of the version being trained in the batch."""
@@ -56,8 +56,8 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class SelfTest:
     versions: list[Version] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    checks: list[Check] = field(default_factory=list)
+    steps: list[SelfTestStep] = field(default_factory=list)
+    checks: list[Finding] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -112,66 +112,66 @@ def shrink(job: Job) -> Job:
 # ------------------------------------------------------------------------------------------------------ judging
 
 
-def check_run(failure: str, done: int, wanted: int) -> Check:
+def check_run(failure: str, done: int, wanted: int) -> Finding:
     if failure:
-        return Check("run", "broken", failure, "this job would fail the same way in training")
-    return Check("run", "ok", f"{done} of {wanted} steps at learning rate 0")
+        return Finding("run", "broken", failure, "this job would fail the same way in training")
+    return Finding("run", "ok", f"{done} of {wanted} steps at learning rate 0")
 
 
-def check_weights(versions: Sequence[Version]) -> Check:
+def check_weights(versions: Sequence[Version]) -> Finding:
     held = {checksum for version in versions for checksum in (version.trainer, *version.engines)}
     if len(held) > 1:
         moved = next(v for v in versions if {v.trainer, *v.engines} != {versions[0].trainer})
-        return Check(
+        return Finding(
             "weights",
             "broken",
             f"version {moved.version} differs: {' '.join([moved.trainer, *moved.engines])}",
             f"at learning rate 0 every version must stay {versions[0].trainer}: see whether a hook changes weights",
         )
     engines = len(versions[0].engines) if versions else 0
-    return Check(
+    return Finding(
         "weights", "ok", f"{len(versions)} versions, one checksum: trainer, store and {engines} engine(s) agree"
     )
 
 
-def check_gap(steps: Sequence[Step]) -> Check:
+def check_gap(steps: Sequence[SelfTestStep]) -> Finding:
     means = [step.gap_mean for step in steps if step.gap_mean is not None]
     largest = [step.gap_max for step in steps if step.gap_max is not None]
     if not means:
-        return Check(
+        return Finding(
             "log-probs", "broken", "no step had a token of its own version", "set pipeline.alpha=0 for the test"
         )
     detail = f"engine and trainer differ by {max(means):.1e} nats on average, {max(largest, default=0.0):.1e} at most"
     if max(means) > MEAN_GAP or max(largest, default=0.0) > MAX_GAP:
-        return Check(
+        return Finding(
             "log-probs",
             "broken",
             f"{detail}; rounding is below {MEAN_GAP:.0e} and {MAX_GAP:.0e}",
             "engine and trainer compute different models, or the engine reports another sampling transform "
             "(temperature, top-p, top-k) than it drew with",
         )
-    return Check("log-probs", "ok", detail)
+    return Finding("log-probs", "ok", detail)
 
 
-def check_ratio(steps: Sequence[Step]) -> Check:
+def check_ratio(steps: Sequence[SelfTestStep]) -> Finding:
     worst = max((ratio for step in steps for ratio in (step.ratio_p50, step.ratio_p99)), key=lambda r: abs(r - 1.0))
     if abs(worst - 1.0) > RATIO_GAP:
-        return Check(
+        return Finding(
             "ratio",
             "broken",
             f"a quantile of the importance ratio is {worst:.4f}",
             "with weights that never move it must be 1 on every token, stale ones too; see log-probs",
         )
-    return Check("ratio", "ok", f"median and 99th percentile are 1 within {abs(worst - 1.0):.1e}")
+    return Finding("ratio", "ok", f"median and 99th percentile are 1 within {abs(worst - 1.0):.1e}")
 
 
-def check_staleness(steps: Sequence[Step], alpha: float) -> Check:
+def check_staleness(steps: Sequence[SelfTestStep], alpha: float) -> Finding:
     stalest, bound = max(step.staleness for step in steps), math.ceil(alpha)
     if stalest > bound:
-        return Check(
+        return Finding(
             "staleness", "broken", f"{stalest} versions, above the bound of {bound}", "a bug: please report it"
         )
-    return Check("staleness", "ok", f"at most {stalest} versions, the bound is {bound}")
+    return Finding("staleness", "ok", f"at most {stalest} versions, the bound is {bound}")
 
 
 # ------------------------------------------------------------------------------------------------------- reading
@@ -194,10 +194,10 @@ def _versions(run: Path) -> list[Version]:
     return [Version(data["version"], data["checksum"], echoed.get(data["version"], ())) for data in published]
 
 
-def _steps(run: Path) -> list[Step]:
+def _steps(run: Path) -> list[SelfTestStep]:
     rows = read_metrics(run).rows if (run / "metrics.jsonl").exists() else []
     return [
-        Step(
+        SelfTestStep(
             row["step"],
             row.get("mismatch/logprob_gap"),
             row.get("mismatch/logprob_gap_max"),

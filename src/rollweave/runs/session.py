@@ -2,42 +2,99 @@
 
 A run may take several sessions (`--resume`), and a session several lives: if the trainer's process dies, what it held
 is gone, and everything is started again from the newest checkpoint, the same way as a resume.
+
+Ctrl-C as a request: the first one asks for an orderly end, the second one is the usual Ctrl-C.
+
+The heartbeat of a run: once a second it asks everybody what they wait for and has it written down.
+
+It may not be held up by what it reports: an engine that does not answer in time is shown as it last was.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 from collections import Counter
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollweave.clock import Clock, Wait, run_wall
-from rollweave.cluster.blueprint import Blueprint
 from rollweave.config.job import InlineRuntime, Job
-from rollweave.config.plan import loss_in_words, model_in_words
+from rollweave.config.load import loss_in_words, model_in_words
+from rollweave.engines.protocol import Engine, EngineStats
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import EnvironmentFactory
 from rollweave.errors import WorkerDied, first_cause
 from rollweave.observability.events import Emitter, Event, Recorder
 from rollweave.observability.metrics import read_metrics
-from rollweave.observability.report import write_report
+from rollweave.observability.report.page import write_report
 from rollweave.observability.screen import Header
 from rollweave.observability.status_board import StatusBoard
 from rollweave.observability.summary import ExitReason, Summary, summarise, write_summary
 from rollweave.observability.terminal import View
-from rollweave.pipelines.assemble import Listeners, Machinery, assemble
-from rollweave.pipelines.drive import Drive
-from rollweave.pipelines.parts import Parts
-from rollweave.pipelines.turns import MakeTurns, alone
-from rollweave.rewards.function import NamedReward
+from rollweave.pipelines.assemble import Drive, Listeners, Machinery, assemble
+from rollweave.pipelines.loop import Parts
+from rollweave.pipelines.permits import MakePermits, alone
+from rollweave.rewards.scorer import NamedReward
 from rollweave.runs.folder import RunFolder
-from rollweave.runs.heartbeat import heartbeat
-from rollweave.runs.interrupts import interrupts
 from rollweave.runs.logbook import Logbook
 from rollweave.runs.resume import DriverState, Start, rewind
+from rollweave.runtimes.blueprint import Blueprint
 from rollweave.tasks import TaskSource
 from rollweave.training.checkpoint import newest
+
+
+class interrupts:
+    """While open, Ctrl-C calls this instead of tearing the process down; a second one is the usual Ctrl-C."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+
+    def __enter__(self) -> None:
+        with suppress(ValueError, RuntimeError):  # not in the main thread (a notebook): leave signals alone
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self) -> None:
+        self._loop.remove_signal_handler(signal.SIGINT)
+        self._stop()
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ValueError, RuntimeError):
+            self._loop.remove_signal_handler(signal.SIGINT)
+
+
+SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 2.0
+"""How long an engine has to say what it has done."""
+
+
+async def heartbeat(board: StatusBoard, machinery: Machinery, clock: Clock) -> None:
+    """Keep the board up to date, until cancelled."""
+    stats = [EngineStats() for _ in machinery.engines]
+    while True:
+        try:
+            stats = await _ask(machinery.engines, stats)
+            elsewhere = await machinery.waits()
+            board.update([*clock.waiting(), *elsewhere], stats)
+        except Exception:  # the boundary between a run and those who only look at it
+            log.exception("status.json could not be written")
+        await clock.sleep(SECONDS)
+
+
+async def _ask(engines: Sequence[Engine], last: list[EngineStats]) -> list[EngineStats]:
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return [await engine.stats() for engine in engines]
+    except (TimeoutError, WorkerDied):
+        return last
+
 
 WATCH_SECONDS = 0.5
 """How often the view is told what the run waits for."""
@@ -59,7 +116,7 @@ class Given:
 
 class Session:
     def __init__(
-        self, job: Job, folder: RunFolder, given: Given, tasks: TaskSource, start: Start, turns: MakeTurns = alone
+        self, job: Job, folder: RunFolder, given: Given, tasks: TaskSource, start: Start, turns: MakePermits = alone
     ) -> None:
         self.job = job
         self.folder = folder
@@ -235,10 +292,10 @@ def start_machinery(
     """The runtime the job asks for."""
     runtime = blueprint.job.runtime
     if isinstance(runtime, InlineRuntime):
-        from rollweave.cluster.inline import start_inline, use_threads
+        from rollweave.runtimes.inline import start_inline, use_threads
 
         use_threads(runtime)
         return start_inline(blueprint, clock)
-    from rollweave.cluster.ray import start_ray
+    from rollweave.runtimes.ray import start_ray
 
     return start_ray(blueprint, runtime, clock, logs, recorder)

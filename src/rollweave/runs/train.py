@@ -1,6 +1,9 @@
 """A job from its file to its end: choose the folder, find where to begin, run a session, leave a report.
 
 `train_job` is what `rollweave train` and `rollweave.train` call.
+
+What can be found wrong before anything starts: files, classes, functions and models that a job names but that
+are not there or not usable. Nothing has been written yet, so the same command works once it is fixed.
 """
 
 from __future__ import annotations
@@ -9,14 +12,32 @@ import json
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from rollweave.config.job import Job
-from rollweave.environments.registry import source
+from rollweave.config.environments import PythonEnvironmentConfig
+from rollweave.config.job import HubModel, Job, LocalModel, RayRuntime
+from rollweave.environments.registry import members, source
 from rollweave.errors import ConfigError, RunFolderError
-from rollweave.mux.daemon.join import join_cluster
+from rollweave.mux.daemon.permit_client import join_cluster
+from rollweave.rewards.scorer import Scorer
 from rollweave.runs.folder import RunFolder
-from rollweave.runs.preflight import check_before_start
 from rollweave.runs.resume import Start, check_job, find, rewind
 from rollweave.runs.session import Given, Session
+from rollweave.runtimes.layout import layout
+from rollweave.targets import load_target
+
+
+def check_before_start(job: Job, environment_given: bool = False) -> None:
+    """Raises the error the run would meet. A given environment is a Python object: there is nothing to look up."""
+    for environment in members(job.environment).values():
+        if isinstance(environment, PythonEnvironmentConfig) and not environment_given:
+            load_target(environment.target, Path())
+    Scorer(job.rewards, Path())
+    if isinstance(job.runtime, RayRuntime):
+        layout(job, job.runtime)
+    if isinstance(job.model, LocalModel | HubModel):
+        from rollweave.policies.prepare import find_model
+
+        find_model(job.model)
+
 
 __all__ = ["Given", "train_job"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollweave.config.measured import Contention, EngineTimes, Measured, Observed, TrainerTimes, WeightTimes
+from rollweave.config.hardware import Contention, EngineTimes, Measured, Observed, TrainerTimes, WeightTimes
 from rollweave.config.scenario import Scenario
-from rollweave.simulation.outcome import Outcome
+from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.prediction import Prediction
 from rollweave.simulation.simulate import scenario, simulate
 
@@ -87,22 +87,22 @@ def _with(profile: Scenario, **changes: object) -> Scenario:
     return profile.model_copy(update={"cluster": cluster})
 
 
-def _simulated(profile: Scenario, pipeline: str) -> Outcome:
+def _simulated(profile: Scenario, pipeline: str) -> SimulationResult:
     alpha = {"alpha": 1.0} if pipeline == "rollart" else {}
     changes = {"pipeline": {"type": pipeline, **alpha}, "training": {"steps": STEPS}, "warmup": WARMUP}
     return simulate(scenario(profile.model_dump(mode="json") | changes))
 
 
-def _engine_busy(outcome: Outcome) -> float:
+def _engine_busy(outcome: SimulationResult) -> float:
     prediction = Prediction.of(outcome)
     return (1.0 - prediction.engine_idle) * prediction.step_seconds
 
 
-def _train(outcome: Outcome) -> float:
+def _train(outcome: SimulationResult) -> float:
     return Prediction.of(outcome).train_seconds
 
 
-def _most_per_turn(seen: Observed, outcome: Outcome) -> float:
+def _most_per_turn(seen: Observed, outcome: SimulationResult) -> float:
     """All of the rollout's time, if nothing but the host's work were in it."""
     return seen.get_batch_seconds / (outcome.turns / outcome.steps)
 

@@ -1,4 +1,4 @@
-"""Measure: listens to a simulated run and makes an `Outcome` of it."""
+"""Measure: listens to a simulated run and makes an `SimulationResult` of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rollweave.clock import Clock
 from rollweave.config.cluster import GENERATES, Pool
 from rollweave.config.job import Job
 from rollweave.config.scenario import Scenario
-from rollweave.observability.tokens import CAUSES
-from rollweave.pipelines.journal import Row
+from rollweave.fleet.weight_sync import WeightSync
+from rollweave.observability.meters import CAUSES
+from rollweave.pipelines.journal import MetricsRow
 from rollweave.simulation.hardware.machines import Machines
-from rollweave.simulation.outcome import Outcome, PoolUse
+from rollweave.simulation.outcome import PoolUse, SimulationResult
 from rollweave.trajectory import Trajectory
-from rollweave.weights.sync import WeightSync
 
 PHASES = ("get_batch", "train", "sync_exposed")
 
@@ -31,19 +31,19 @@ class _Mark:
     prefill: float = 0.0
 
 
-class Measure:
+class SimulationMeter:
     def __init__(self, scenario: Scenario, job: Job, machines: Machines, clock: Clock) -> None:
         self._scenario = scenario
         self._job = job
         self._machines = machines
         self._clock = clock
-        self._rows: list[Row] = []
+        self._rows: list[MetricsRow] = []
         self._tokens: list[int] = []
         self._turns = self._trajectories = 0
         self._longest = 0.0
         self._start = _Mark(engines=[0.0] * len(machines.engines))
 
-    def row(self, step: int, row: Row) -> None:
+    def row(self, step: int, row: MetricsRow) -> None:
         self._rows.append({"step": step, **row})
         if len(self._rows) == self._scenario.warmup:
             self._start = self._mark()
@@ -55,7 +55,7 @@ class Measure:
             self._turns += len(trajectory.turns)
             self._longest = max(self._longest, _seconds(trajectory))
 
-    def outcome(self, weights: WeightSync) -> Outcome:
+    def outcome(self, weights: WeightSync) -> SimulationResult:
         scenario, end = self._scenario, self._mark()
         rows = self._rows[scenario.warmup :]
         seconds = [_number(row, "time/step") for row in rows]
@@ -64,7 +64,7 @@ class Measure:
         per_step = time / len(rows)
         dollars = sum(pool.dollars_per_hour for pool in pools) * per_step / 3600
         stats = [engine.counters for engine in self._machines.engines]
-        return Outcome(
+        return SimulationResult(
             name=scenario.name,
             seed=scenario.seed,
             pipeline=self._job.pipeline.type,
@@ -144,15 +144,15 @@ def _seconds(trajectory: Trajectory) -> float:
     return sum(turn.generate_seconds + turn.environment_seconds for turn in trajectory.turns)
 
 
-def _shares(rows: list[Row], per_step: float) -> dict[str, float]:
+def _shares(rows: list[MetricsRow], per_step: float) -> dict[str, float]:
     shares = {phase: _mean(rows, f"time/{phase}") / per_step for phase in PHASES}
     return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
 
 
-def _mean(rows: list[Row], key: str) -> float:
+def _mean(rows: list[MetricsRow], key: str) -> float:
     return fmean(_number(row, key) for row in rows)
 
 
-def _number(row: Row, key: str) -> float:
+def _number(row: MetricsRow, key: str) -> float:
     value = row.get(key, 0.0)
     return float(value) if isinstance(value, int | float) else 0.0

@@ -1,4 +1,7 @@
-"""What a simulation found out: one flat object per run, the same for tables, JSON, experiments and the planner."""
+"""What a simulation found out: one flat object per run, the same for tables, JSON, experiments and the planner.
+
+An outcome for people: aligned, with units.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rollweave.pipelines.journal import Row
+from rollweave.config.scenario import Scenario
+from rollweave.pipelines.journal import MetricsRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class PoolUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationResult:
     """Averages leave out the scenario's `warmup` steps; totals are of the whole run."""
 
     name: str
@@ -76,7 +80,7 @@ class Outcome:
     """The part of it in which engines stood still, per step."""
     reward_utilisation: float | None
     """Of the judge's devices; none: no judge."""
-    rows: tuple[Row, ...]
+    rows: tuple[MetricsRow, ...]
     """One row of metrics per step, as in `metrics.jsonl` of a real run."""
 
     def json(self, rows: bool = False) -> str:
@@ -88,3 +92,60 @@ class Outcome:
 
     def pool(self, name: str) -> PoolUse:
         return next(pool for pool in self.pools if pool.name == name)
+
+
+def table(scenario: Scenario, outcome: SimulationResult) -> str:
+    mode = outcome.pipeline + (f", staleness bound (alpha) {outcome.alpha:g}" if outcome.alpha else "")
+    counted = outcome.steps - scenario.warmup
+    return "\n".join(
+        [
+            f"{outcome.name}: {scenario.model}, {mode}, {outcome.devices:,} devices, seed {outcome.seed}",
+            "",
+            _line("step", f"{outcome.step_seconds:,.1f} s", f"± {outcome.step_seconds_std:.1f} over {counted} steps"),
+            _line("throughput", f"{outcome.tokens_per_second:,.0f} tokens/s", "observed and sampled, trained"),
+            _line("batch", f"{outcome.tokens_per_step:,.0f} tokens", _episodes(outcome)),
+            _line("cost", f"${outcome.dollars_per_step:,.2f} a step", f"${_per_million(outcome)} a million tokens"),
+            _line("staleness", f"{outcome.staleness_mean:.2f} versions", f"at most {outcome.staleness_max:g}"),
+            _line("wasted", f"{outcome.wasted_share:.1%} of tokens", _causes(outcome)),
+            _line("weights", f"{outcome.sync_seconds:.1f} s a step", f"{outcome.sync_exposed_seconds:.1f} s exposed"),
+            _line("caches", f"{outcome.prefilled_tokens:,} prefilled", _recomputed(outcome)),
+            _line("failures", f"{outcome.failures:,} attempts", "tried again"),
+            "",
+            "of a step's time: " + ", ".join(f"{name} {share:.0%}" for name, share in outcome.time_shares.items()),
+            "",
+            f"{'pool':<12} {'device':<10} {'role':<10} {'count':>6} {'busy':>6} {'idle':>6} {'$/h':>10}",
+            *map(_pool, outcome.pools),
+        ]
+    )
+
+
+def _line(name: str, value: str, more: str) -> str:
+    return f"{name:<12}{value:>22}   {more}".rstrip()
+
+
+def _pool(pool: PoolUse) -> str:
+    return (
+        f"{pool.name:<12} {pool.device:<10} {pool.role:<10} {pool.count:>6,} {pool.busy_share:>6.0%} "
+        f"{pool.idle_share:>6.0%} {pool.dollars_per_hour:>10,.2f}"
+    )
+
+
+def _episodes(outcome: SimulationResult) -> str:
+    turns = outcome.turns / outcome.trajectories
+    return (
+        f"{outcome.trajectories // outcome.steps:,} episodes of {turns:.1f} turns, "
+        f"the longest {outcome.longest_trajectory_seconds:,.0f} s"
+    )
+
+
+def _per_million(outcome: SimulationResult) -> str:
+    return f"{outcome.dollars_per_million_tokens:.2f}"
+
+
+def _causes(outcome: SimulationResult) -> str:
+    causes = {cause: tokens for cause, tokens in outcome.waste.items() if tokens}
+    return ", ".join(f"{cause} {tokens:,.0f} a step" for cause, tokens in causes.items())
+
+
+def _recomputed(outcome: SimulationResult) -> str:
+    return f"{outcome.recomputed_tokens:,} computed again, {outcome.evictions:,} evictions"

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from rollweave.config.distributions import Distribution, normal
 from rollweave.config.job import Job
 from rollweave.config.scenario import Scenario
-from rollweave.config.workload import TaskModel
+from rollweave.config.workload import Distribution, TaskModel, normal
 from rollweave.environments.latency import latencies
-from rollweave.simulation.outcome import Outcome
+from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.simulate import scenario, simulate
 
 STEPS, WARMUP = 16, 4
@@ -32,7 +31,7 @@ class Prediction:
     tokens_per_second: float
 
     @classmethod
-    def of(cls, outcome: Outcome) -> Prediction:
+    def of(cls, outcome: SimulationResult) -> Prediction:
         rows = outcome.rows[len(outcome.rows) // 4 :]  # the first ones fill the pipeline
 
         def mean(key: str) -> float:

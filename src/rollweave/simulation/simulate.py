@@ -31,14 +31,14 @@ from rollweave.observability.events import Recorder, Sink
 from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
+from rollweave.simulation.faults import Outage, suffer
 from rollweave.simulation.hardware.judge import Judge
 from rollweave.simulation.hardware.machines import Machines, build, stage
-from rollweave.simulation.measure import Measure
-from rollweave.simulation.outcome import Outcome
+from rollweave.simulation.measure import SimulationMeter
+from rollweave.simulation.outcome import SimulationResult
+from rollweave.simulation.workloads.episode import DrawnWorkload, Workload
 from rollweave.simulation.workloads.presets import resolve
 from rollweave.simulation.workloads.recorded import RecordedWorkload
-from rollweave.simulation.workloads.source import DrawnWorkload, Workload
-from rollweave.simulation.world.faults import Outage, suffer
 from rollweave.simulation.world.world import _see_every_failure
 
 CHECKPOINTS = Path("modelled")
@@ -54,7 +54,7 @@ def scenario(data: Mapping[str, Any]) -> Scenario:
     return Scenario.model_validate_json(json.dumps(data))
 
 
-def simulate(scenario: Scenario, sinks: Sequence[Sink] = (), every_turn: bool = False) -> Outcome:
+def simulate(scenario: Scenario, sinks: Sequence[Sink] = (), every_turn: bool = False) -> SimulationResult:
     """Run it. `sinks` hear every event of the control plane, as in a real run; with `every_turn` the engines' too."""
     collect_rarely(MANY_OBJECTS, generations=1)
     return run_virtual(lambda clock: run(scenario, clock, sinks, every_turn=every_turn))
@@ -66,7 +66,7 @@ async def run(
     sinks: Sequence[Sink] = (),
     judge: Judge | None = None,
     every_turn: bool = False,
-) -> Outcome:
+) -> SimulationResult:
     """The same on a loop that is shared: several jobs at once, and perhaps one judge for all of them."""
     job = scenario.job()
     workload = make_workload(scenario)
@@ -76,7 +76,7 @@ async def run(
     host: EnvHost
     link = dispatcher.attach(lambda packet: host.link.receive(packet), job.rollout.slots)
     host = EnvHost(stage(scenario, job, machines, workload, clock), link.receive)
-    measure = Measure(scenario, job, machines, clock)
+    measure = SimulationMeter(scenario, job, machines, clock)
     parts = assemble(
         job,
         Machinery(machines.engines, machines.trainer, dispatcher),

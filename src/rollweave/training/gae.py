@@ -15,11 +15,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rollweave.config.advantages import GAEAdvantage
-from rollweave.training.advantages import deviation, standardised
-from rollweave.training.packing import Row
+from rollweave.config.training import GAEAdvantage
+from rollweave.training.advantages import deviation, standardised, token_rewards
+from rollweave.training.packing import PackedRow
 from rollweave.training.protocol import Metrics
-from rollweave.training.returns import token_rewards
 from rollweave.trajectory import Batch
 
 
@@ -31,7 +30,7 @@ def value_head(hidden: int) -> torch.nn.Linear:
     return head
 
 
-def credit(rows: Sequence[Row], batch: Batch, config: GAEAdvantage) -> Metrics:
+def credit(rows: Sequence[PackedRow], batch: Batch, config: GAEAdvantage) -> Metrics:
     """Give the rows, which carry the head's values, their advantages and the returns the head should have said."""
     values: list[float] = []
     returns: list[float] = []

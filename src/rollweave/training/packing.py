@@ -19,7 +19,7 @@ from rollweave.trajectory import Batch, Span, Trajectory, Transform
 
 
 @dataclass(slots=True)
-class Row:
+class PackedRow:
     """One trajectory, ready to be packed: all its tokens, and the data of the sampled ones."""
 
     tokens: list[int]
@@ -47,7 +47,7 @@ class Row:
 class MicroBatch:
     """One forward and backward pass. `tokens` is padded; everything else is flat, per sampled token."""
 
-    members: list[Row]
+    members: list[PackedRow]
     tokens: Tensor
     rows: Tensor
     columns: Tensor
@@ -62,19 +62,19 @@ class MicroBatch:
     returns: Tensor | None
 
 
-def rows_of(batch: Batch) -> list[Row]:
+def rows_of(batch: Batch) -> list[PackedRow]:
     """The batch's trajectories in canonical order, their advantages still to be given."""
     return [_row(trajectory) for trajectory in batch.trajectories()]
 
 
-def micro_batches(rows: Sequence[Row], weights: Sequence[float], budget: int) -> list[MicroBatch]:
+def micro_batches(rows: Sequence[PackedRow], weights: Sequence[float], budget: int) -> list[MicroBatch]:
     """Cut rows into passes of at most `budget` padded tokens; `weights` holds each row's weight per token."""
     plan = fill_rows([len(row.tokens) for row in rows], budget)
     return [_micro_batch([rows[i] for i in indices], [weights[i] for i in indices]) for indices in plan]
 
 
-def _row(trajectory: Trajectory) -> Row:
-    row = Row([], trajectory.group)
+def _row(trajectory: Trajectory) -> PackedRow:
+    row = PackedRow([], trajectory.group)
     last: tuple[int, int] | None = None
     for number, turn in enumerate(trajectory.turns):
         row.tokens.extend(turn.observation.tokens)
@@ -90,7 +90,7 @@ def _row(trajectory: Trajectory) -> Row:
     return row
 
 
-def _append(row: Row, span: Span, version: int, *, starts: bool) -> None:
+def _append(row: PackedRow, span: Span, version: int, *, starts: bool) -> None:
     """The data of a sampled span's tokens; `starts`: it is not the continuation of the segment before."""
     length = len(span.tokens)
     logprobs, temperature = _comparable(span)
@@ -115,7 +115,7 @@ def cuts_support(transform: Transform) -> bool:
     return transform.greedy or transform.top_p < 1.0 or transform.top_k > 0
 
 
-def _micro_batch(rows: list[Row], weights: list[float]) -> MicroBatch:
+def _micro_batch(rows: list[PackedRow], weights: list[float]) -> MicroBatch:
     counts = torch.tensor([len(row.columns) for row in rows])
 
     def flat(name: str, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rollweave.trajectory import Batch
-from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.buckets import Fingerprint
 
 Metrics = dict[str, float]
 
@@ -32,5 +32,3 @@ class Trainer(Protocol):
     async def load(self, folder: Path) -> None:
         """Continue from a checkpoint that `save` wrote."""
         ...
-
-    async def close(self) -> None: ...

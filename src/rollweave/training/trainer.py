@@ -5,19 +5,21 @@
 Nothing in here is random but the shuffling into mini-batches, which derives from (seed, version), and the learning
 rate is a function of the version: a checkpoint holds weights, optimiser moments and the version (and the value head,
 if the advantages have one), and continuing from it repeats the very same arithmetic.
+
+The learning rate as a pure function of the train step: nothing to save, nothing to get out of step on a resume.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rollweave.config.advantages import GAEAdvantage
-from rollweave.config.training import TrainingConfig
+from rollweave.config.training import GAEAdvantage, TrainingConfig
 from rollweave.errors import RunFolderError
 from rollweave.policies.forward import load_model, logprobs_at, save_model, token_logprobs, token_states
 from rollweave.seeds import generator
@@ -25,13 +27,25 @@ from rollweave.training import checkpoint
 from rollweave.training.advantages import batch_advantages, zero_share
 from rollweave.training.diagnostics import StepRecord
 from rollweave.training.gae import credit, value_head, value_loss
-from rollweave.training.losses import TokenLoss, token_loss, token_weights, total
-from rollweave.training.mismatch import correction
-from rollweave.training.objectives import Draws, objective
-from rollweave.training.packing import MicroBatch, Row, micro_batches, rows_of
+from rollweave.training.losses import TokenBatch, TokenLoss, correction, objective, token_loss, token_weights, total
+from rollweave.training.packing import MicroBatch, PackedRow, micro_batches, rows_of
 from rollweave.training.protocol import Metrics
-from rollweave.training.schedule import learning_rate
 from rollweave.trajectory import Batch
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def learning_rate(step: int, *, peak: float, kind: Schedule, warmup: int, total: int, final_share: float) -> float:
+    """The rate of train step `step` (from 0): a linear warm-up, then down to `final_share` of the peak."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1, total - 1 - warmup))
+    if kind == "constant":
+        return peak
+    if kind == "linear":
+        return peak * (1.0 - (1.0 - final_share) * progress)
+    return peak * (final_share + (1.0 - final_share) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+
 
 STATE = Path("state", "trainer.pt")
 log = logging.getLogger(__name__)
@@ -73,7 +87,7 @@ class TorchTrainer:
             "advantage/zero_share": zero_share(batch),
         }
 
-    def _credit(self, batch: Batch, rows: list[Row]) -> Metrics:
+    def _credit(self, batch: Batch, rows: list[PackedRow]) -> Metrics:
         """Give every row its advantages; says how well the value head foresaw the returns, if there is one."""
         config = self.config.advantage
         if isinstance(config, GAEAdvantage):
@@ -83,7 +97,7 @@ class TorchTrainer:
             row.advantage = advantage
         return {}
 
-    def _minibatches(self, rows: list[Row]) -> list[list[MicroBatch]]:
+    def _minibatches(self, rows: list[PackedRow]) -> list[list[MicroBatch]]:
         """Mini-batches as lists of passes. Every row counts in the denominators; idle ones are not computed."""
         groups = list(dict.fromkeys(row.group for row in rows))
         count = min(self.config.minibatches, len(groups))
@@ -98,12 +112,12 @@ class TorchTrainer:
         # The first one shows the policy before the step, so it must not be one without anything to compute.
         return sorted(passes, key=lambda minibatch: not minibatch)
 
-    def _passes(self, rows: list[Row], idle_too: bool) -> list[MicroBatch]:
+    def _passes(self, rows: list[PackedRow], idle_too: bool) -> list[MicroBatch]:
         weights = token_weights([len(row.columns) for row in rows], self.config.loss.aggregation)
         chosen = [(row, weight) for row, weight in zip(rows, weights, strict=True) if idle_too or not row.idle]
         return micro_batches([r for r, _ in chosen], [w for _, w in chosen], self.config.microbatch_tokens)
 
-    def _compute_idle(self, rows: list[Row]) -> bool:
+    def _compute_idle(self, rows: list[PackedRow]) -> bool:
         """Whether rows without advantage are computed: for a part of the loss that moves them too.
 
         Also if there are no others: the step's metrics want something to look at.
@@ -111,7 +125,7 @@ class TorchTrainer:
         return self.config.loss.moves_idle_rows or self.head is not None or all(row.idle for row in rows)
 
     @torch.no_grad()
-    def _look(self, rows: list[Row]) -> None:
+    def _look(self, rows: list[PackedRow]) -> None:
         """Keep with the rows what the policy says of them before the step: log-probs, and values if there is a head."""
         for micro in micro_batches(rows, [0.0] * len(rows), self.config.microbatch_tokens):
             logprobs, _, values = self._forward(micro)
@@ -140,7 +154,7 @@ class TorchTrainer:
 
     def _loss(self, micro: MicroBatch, new: Tensor, before: Tensor | None, entropy: Tensor) -> TokenLoss:
         config = self.config.loss
-        policy = objective(Draws(new, micro.behaviour, before, micro.advantage, micro.rows), config)
+        policy = objective(TokenBatch(new, micro.behaviour, before, micro.advantage, micro.rows), config)
         mismatch = correction(before, micro.behaviour, micro.rows, micro.segments, self.config.mismatch)
         if config.entropy_coefficient == 0:
             entropy = entropy.detach()

@@ -6,20 +6,113 @@ checksum of the whole, which does not depend on how it was cut.
 
     tensors  | embed_tokens            | layers.0.q_proj | layers.0.k_proj | ...
     buckets  |---- 0 ----|---- 1 ----|---- 2 ----|---- 3 ...
+
+The checksum by which trainer, store and engines agree on which weights they hold.
+
+Every tensor is read as 64-bit words in blocks; a block's digest is the wrapping sum of its words, each times an odd
+number of its own. A changed bit changes a word by a power of two, and an odd multiple of that is never zero modulo
+2^64, so it always shows; different multipliers make exchanged words show too. That runs at memory speed. Only the
+few block digests, with each tensor's name, type and shape, go through a cryptographic hash.
+
+What trainer and engines tell each other about a version: which one, and the digests of what they hold of it.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollweave.weights.digest import BLOCK_BYTES, as_array, as_bytes, block_digests, hash_of_blocks, header
-from rollweave.weights.fingerprint import Fingerprint, WeightMismatch
+from rollweave.errors import RollweaveError
+
+BLOCK_WORDS = 1 << 14
+BLOCK_BYTES = 8 * BLOCK_WORDS
+
+
+def checksum(tensors: Mapping[str, Any]) -> str:
+    """A digest of names and contents (torch tensors or numpy arrays), whatever the order of the mapping."""
+    digest = hash_of_blocks()
+    for name in sorted(tensors):
+        array = as_array(tensors[name])
+        digest.update(header(name, str(array.dtype), array.shape))
+        digest.update(block_digests(array).tobytes())
+    return digest.hexdigest()
+
+
+def hash_of_blocks() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=8)
+
+
+def header(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What goes into the hash before a tensor's blocks."""
+    return f"{name} {dtype} {shape} ".encode()
+
+
+def block_digests(array: NDArray[Any]) -> NDArray[np.uint64]:
+    """One number per block of 128 KiB; the last block may be shorter."""
+    flat = as_bytes(array)
+    whole = flat.size // 8 * 8
+    words = flat[:whole].view(np.uint64)
+    if whole < flat.size:
+        rest = np.zeros(8, np.uint8)
+        rest[: flat.size - whole] = flat[whole:]
+        words = np.concatenate([words, rest.view(np.uint64)])
+    full = words.size // BLOCK_WORDS * BLOCK_WORDS
+    multipliers = _multipliers()
+    digests: NDArray[np.uint64] = words[:full].reshape(-1, BLOCK_WORDS) @ multipliers
+    if full < words.size:
+        last = words[full:] @ multipliers[: words.size - full]
+        digests = np.append(digests, last)
+    return digests
+
+
+def as_array(tensor: Any) -> NDArray[Any]:
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """A view where the array is contiguous, else a copy."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+@cache
+def _multipliers() -> NDArray[np.uint64]:
+    # PCG64 with a fixed seed: numpy keeps the stream of a bit generator stable across versions.
+    return np.random.PCG64(20_240_607).random_raw(BLOCK_WORDS) | np.uint64(1)
+
+
+class WeightMismatch(RollweaveError):
+    """Weights arrived other than they were sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    version: int
+    checksum: str
+    """Of names and contents, whatever the size of the buckets: the same weights have the same checksum."""
+    buckets: tuple[str, ...] = ()
+    """One digest per bucket, in order."""
+
+    def differs(self, other: Fingerprint) -> str:
+        """Where another one differs first, in words; empty if nowhere."""
+        if self.version != other.version:
+            return f"version {other.version} instead of {self.version}"
+        if len(self.buckets) != len(other.buckets):
+            return f"{len(other.buckets)} buckets instead of {len(self.buckets)}"
+        for number, (ours, theirs) in enumerate(zip(self.buckets, other.buckets, strict=True)):
+            if ours != theirs:
+                return f"bucket {number} of {len(self.buckets)}: {theirs} instead of {ours}"
+        return "" if self.checksum == other.checksum else f"checksum {other.checksum} instead of {self.checksum}"
+
 
 ALIGNMENT = 64
 """Of every tensor's first byte, as copies like it."""

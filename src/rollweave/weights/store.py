@@ -19,8 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rollweave.errors import RollweaveError
-from rollweave.weights.buckets import Bytes, Into, Manifest, Placed, pack, unpack
-from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.buckets import Bytes, Fingerprint, Into, Manifest, Placed, pack, unpack
 
 KEPT_VERSIONS = 2
 BUCKET_MB = 64.0

@@ -6,17 +6,20 @@ the batch, and what was drawn before, cannot matter.
 
 Two log-probs are kept. `raw` is the policy's own. `behaviour` belongs to the distribution that was really drawn from,
 after temperature, top-k and top-p, in that order; a greedy draw comes from a point mass, so its log-prob is 0.
+
+When an answer is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from rollweave.engines.protocol import Sampling
+from rollweave.engines.protocol import Finish, Sampling
 
 NUCLEUS_GUESS = 512
 """Top-p first looks at this many candidates; only a row whose nucleus is larger is sorted as a whole."""
@@ -114,3 +117,37 @@ def _mix(state: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
     return state ^ (state >> np.uint64(31))
+
+
+class Decoder(Protocol):
+    """The one thing the engine needs of a tokenizer."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str: ...
+
+
+def finish_of(answer: list[int], sampling: Sampling, room: int, decoder: Decoder) -> Finish | None:
+    """Whether the answer ends with its newest token. `room`: tokens the context could still take."""
+    if answer[-1] in sampling.stop_tokens:
+        return "stop"
+    if sampling.stop_strings and _holds_stop_string(answer, sampling.stop_strings, decoder):
+        return "stop"
+    if len(answer) >= sampling.max_tokens or room <= 0:
+        return "length"
+    return None
+
+
+def text_of(answer: list[int], sampling: Sampling, decoder: Decoder) -> str:
+    """The answer as the environment sees it: no stop token, no special tokens."""
+    if answer and answer[-1] in sampling.stop_tokens:
+        answer = answer[:-1]
+    return decoder.decode(answer, skip_special_tokens=True) if answer else ""
+
+
+def _holds_stop_string(answer: list[int], stops: tuple[str, ...], decoder: Decoder) -> bool:
+    """Look at the tail first. A token holds at least a byte, so no stop string is longer in tokens than in bytes."""
+    tail = answer[-max(len(stop.encode()) for stop in stops) - 4 :]
+    text = decoder.decode(tail, skip_special_tokens=True)
+    if not any(stop in text for stop in stops):
+        return False
+    # A tail may decode differently at its cut; the whole answer decides.
+    return any(stop in decoder.decode(answer, skip_special_tokens=True) for stop in stops)

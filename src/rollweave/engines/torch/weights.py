@@ -6,6 +6,11 @@ rotary embedding is then a single complex multiplication, and dot products do no
 
 A set is allocated once and filled in place, so that an update costs one copy and no page faults: the engine keeps
 two sets and swaps them.
+
+Which decoders the engine can run, read from a Hugging Face config.
+
+All of them are the same machine (RMSNorm, rotary attention with grouped heads, SwiGLU) with a few switches.
+A config that asks for anything beyond those switches is refused here rather than computed wrongly later.
 """
 
 from __future__ import annotations
@@ -16,9 +21,86 @@ from typing import Any, TypeVar
 
 import torch
 
-from rollweave.engines.torch.architecture import Architecture
 from rollweave.errors import ModelError
 from rollweave.weights.buckets import Into
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+# Scalings whose frequencies do not depend on the length of the sequence at hand.
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """The sizes and switches of a decoder."""
+
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    positions: int
+    tied: bool
+    qkv_bias: bool
+    qk_norm: bool
+
+    @classmethod
+    def of(cls, config: Any) -> Architecture:
+        """Read a Hugging Face config; raises ModelError if the engine cannot run it faithfully."""
+        if problem := _unsupported(config):
+            raise ModelError(
+                f"the torch engine cannot run this model: {problem}. "
+                f"It supports {', '.join(SUPPORTED)} with silu, full attention and "
+                f"{', '.join(ROPE_TYPES)} rotary embeddings; choose such a model"
+            )
+        return cls(
+            vocabulary=config.vocab_size,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            layers=config.num_hidden_layers,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            eps=config.rms_norm_eps,
+            positions=config.max_position_embeddings,
+            tied=config.tie_word_embeddings,
+            qkv_bias=config.model_type == "qwen2",
+            qk_norm=config.model_type == "qwen3",
+        )
+
+
+def _unsupported(config: Any) -> str | None:
+    if config.model_type not in SUPPORTED:
+        return f"its model_type is {config.model_type!r}"
+    if config.hidden_act != "silu":
+        return f"its hidden_act is {config.hidden_act!r}"
+    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
+        return "it sets attention_bias or mlp_bias"
+    if getattr(config, "use_sliding_window", False):
+        return "it uses a sliding attention window"
+    if (kind := config.rope_parameters["rope_type"]) not in ROPE_TYPES:
+        return f"its rope_type is {kind!r}"
+    return None
+
+
+def rope_table(config: Any, architecture: Architecture, positions: int) -> torch.Tensor:
+    """Rotations per position as unit complex numbers, [positions, head_dim / 2]."""
+    frequencies, scale = _rope_frequencies(config, architecture.head_dim)
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
+    return torch.complex(angles.cos() * scale, angles.sin() * scale)
+
+
+def _rope_frequencies(config: Any, head_dim: int) -> tuple[torch.Tensor, float]:
+    if (kind := config.rope_parameters["rope_type"]) == "default":
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        return 1.0 / (config.rope_parameters["rope_theta"] ** exponents), 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return frequencies, float(scale)
+
 
 T = TypeVar("T")
 
@@ -65,40 +147,40 @@ class FusedWeights:
             )
         return answer
 
-    def _places(self) -> Iterator[Place]:
-        yield Place("model.embed_tokens.weight", self.embedding)
+    def _places(self) -> Iterator[FusedTarget]:
+        yield FusedTarget("model.embed_tokens.weight", self.embedding)
         for number, layer in enumerate(self.layers):
             yield from self._layer_places(f"model.layers.{number}", layer)
-        yield Place("model.norm.weight", self.final_norm)
+        yield FusedTarget("model.norm.weight", self.final_norm)
         if not self.architecture.tied:
-            yield Place("lm_head.weight", self.head)
+            yield FusedTarget("lm_head.weight", self.head)
 
-    def _layer_places(self, name: str, layer: LayerWeights) -> Iterator[Place]:
+    def _layer_places(self, name: str, layer: LayerWeights) -> Iterator[FusedTarget]:
         a = self.architecture
-        yield Place(f"{name}.input_layernorm.weight", layer.input_norm)
+        yield FusedTarget(f"{name}.input_layernorm.weight", layer.input_norm)
         yield from self._qkv_places(f"{name}.self_attn", "weight", layer.qkv)
         if layer.qkv_bias is not None:
             yield from self._qkv_places(f"{name}.self_attn", "bias", layer.qkv_bias)
         if layer.qk_norm is not None:
             # One row per head, so that queries and keys are normalised and scaled in one go.
-            yield Place(f"{name}.self_attn.q_norm.weight", layer.qk_norm[: a.heads], a.head_dim, (a.head_dim,))
-            yield Place(f"{name}.self_attn.k_norm.weight", layer.qk_norm[a.heads :], a.head_dim, (a.head_dim,))
-        yield Place(f"{name}.self_attn.o_proj.weight", layer.output)
-        yield Place(f"{name}.post_attention_layernorm.weight", layer.mlp_norm)
-        yield Place(f"{name}.mlp.gate_proj.weight", layer.gate_up[: a.intermediate])
-        yield Place(f"{name}.mlp.up_proj.weight", layer.gate_up[a.intermediate :])
-        yield Place(f"{name}.mlp.down_proj.weight", layer.down)
+            yield FusedTarget(f"{name}.self_attn.q_norm.weight", layer.qk_norm[: a.heads], a.head_dim, (a.head_dim,))
+            yield FusedTarget(f"{name}.self_attn.k_norm.weight", layer.qk_norm[a.heads :], a.head_dim, (a.head_dim,))
+        yield FusedTarget(f"{name}.self_attn.o_proj.weight", layer.output)
+        yield FusedTarget(f"{name}.post_attention_layernorm.weight", layer.mlp_norm)
+        yield FusedTarget(f"{name}.mlp.gate_proj.weight", layer.gate_up[: a.intermediate])
+        yield FusedTarget(f"{name}.mlp.up_proj.weight", layer.gate_up[a.intermediate :])
+        yield FusedTarget(f"{name}.mlp.down_proj.weight", layer.down)
 
-    def _qkv_places(self, name: str, kind: str, into: torch.Tensor) -> Iterator[Place]:
+    def _qkv_places(self, name: str, kind: str, into: torch.Tensor) -> Iterator[FusedTarget]:
         a = self.architecture
         query, key, value = torch.split_with_sizes(into, [h * a.head_dim for h in (a.heads, a.kv_heads, a.kv_heads)])
-        yield Place(f"{name}.q_proj.{kind}", query, a.head_dim)
-        yield Place(f"{name}.k_proj.{kind}", key, a.head_dim)
-        yield Place(f"{name}.v_proj.{kind}", value)
+        yield FusedTarget(f"{name}.q_proj.{kind}", query, a.head_dim)
+        yield FusedTarget(f"{name}.k_proj.{kind}", key, a.head_dim)
+        yield FusedTarget(f"{name}.v_proj.{kind}", value)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FusedTarget:
     """Where a Hugging Face tensor belongs among the fused ones."""
 
     name: str

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rollweave.mux.decisions.policy import ROLLMUX
-from rollweave.mux.model.job import Job
+from rollweave.mux.model.job import MuxJob
+from rollweave.mux.model.policy import ROLLMUX
 from rollweave.mux.model.state import ClusterState
 
 Entry = tuple[int, int, float]
@@ -20,7 +20,7 @@ Entry = tuple[int, int, float]
 
 
 def lower_bound(
-    arrivals: Sequence[tuple[float, Job]], max_group: int = ROLLMUX.max_group, slot_s: float = 3600.0
+    arrivals: Sequence[tuple[float, MuxJob]], max_group: int = ROLLMUX.max_group, slot_s: float = 3600.0
 ) -> float:
     """Dollars."""
     import numpy as np
@@ -58,7 +58,7 @@ def lower_bound(
     return float(answer.fun)
 
 
-def _shares(at: float, job: Job, slot_s: float) -> list[tuple[int, float, Job]]:
+def _shares(at: float, job: MuxJob, slot_s: float) -> list[tuple[int, float, MuxJob]]:
     """(slot, the most of it the job can run, job) for the slots between its arrival and its deadline."""
     start = at + job.profile.cold_s
     end = start + job.slo * (job.n_iters - job.done) * job.solo_s
@@ -70,7 +70,7 @@ def _shares(at: float, job: Job, slot_s: float) -> list[tuple[int, float, Job]]:
 
 
 def _usage(
-    shares: Sequence[tuple[int, float, Job]], slots: int, first: int, max_group: int, narrow: bool
+    shares: Sequence[tuple[int, float, MuxJob]], slots: int, first: int, max_group: int, narrow: bool
 ) -> list[Entry]:
     """Rows of `... <= 0`: work on each pool, places in groups on each pool, and (one train node a group) pairs."""
     entries: list[Entry] = []

@@ -12,10 +12,9 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rollweave.mux.baselines.plain import Plain
-from rollweave.mux.decisions.apply import apply
-from rollweave.mux.decisions.plan import Plan
-from rollweave.mux.model.job import Job
+from rollweave.mux.baselines.simple import Plain
+from rollweave.mux.decisions.plan import Plan, apply
+from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.state import ClusterState
 
 
@@ -30,7 +29,7 @@ class Shares(NamedTuple):
 class Gavel(Plain):
     given: dict[str, Shares] = field(default_factory=dict)
 
-    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: Job | None = None) -> None:
+    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None:
         apply(state, plan, now, arriving)
         if arriving is not None and arriving.id in state.jobs:
             shares = self.given[arriving.id] = best_shares(arriving, state)
@@ -43,7 +42,7 @@ class Gavel(Plain):
         state.train.used = sum(self.given[job].train for job in state.jobs)
 
 
-def best_shares(job: Job, prices: ClusterState) -> Shares:
+def best_shares(job: MuxJob, prices: ClusterState) -> Shares:
     own = job.profile
     roll, train, allowed = own.t_roll, own.t_train, job.slo * job.solo_s - own.t_sync
     ratio = math.sqrt(prices.rollout.price * train / (prices.train.price * roll))

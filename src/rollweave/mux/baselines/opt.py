@@ -2,31 +2,145 @@
 
 Exact under round robin, by an integer program over all feasible groups (`cells.py`), solved by HiGHS. It knows the
 present only, so over time it is a strong comparator and no lower bound; `bound.py` is one.
+
+Every group that could be: all subsets of the present jobs that keep everybody's SLO under round robin.
+
+For jobs of one node per pool a subset is feasible if its longest member and its summed train time both fit the
+tightest tolerance, and it costs one train node and as many rollout nodes as its rollouts need when packed into that
+tolerance. A subset of a feasible one is feasible, so an arrival only has to extend what is known.
+
+Hourly regroup: Algorithm 1 at arrivals, every hour the exact partition; a job that changes group pays for the move.
+
+RollMux uses it as the oracle of its drift study; solving is free, moving is not (197 to 419 s a job).
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from rollweave.mux.baselines.cells import Cell, Cells, pack
-from rollweave.mux.baselines.plain import Plain, own_group
-from rollweave.mux.decisions.apply import apply
-from rollweave.mux.decisions.plan import Plan
-from rollweave.mux.decisions.policy import ROLLMUX
-from rollweave.mux.model.group import Group, phases_at
-from rollweave.mux.model.job import Job
+from rollweave.errors import ConfigError
+from rollweave.mux.baselines.simple import Plain, own_group
+from rollweave.mux.decisions.plan import Plan, PlanStep, apply
+from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.group import CoGroup, Phases, phases_at
+from rollweave.mux.model.job import MuxJob
+from rollweave.mux.model.policy import ROLLMUX
 from rollweave.mux.model.slo import paces
 from rollweave.mux.model.state import ClusterState
+
+SLACK = 1e-9
+MOST_CELLS = 400_000
+
+
+class CellJob(NamedTuple):
+    phases: Phases
+    limit: float
+
+
+class Cell(NamedTuple):
+    jobs: frozenset[str]
+    longest: float
+    trains: float
+    limit: float
+    bins: int
+    """Rollout nodes."""
+
+
+@dataclass(slots=True)
+class Cells:
+    max_group: int
+    members: dict[str, CellJob] = field(default_factory=dict)
+    known: dict[frozenset[str], Cell] = field(default_factory=dict)
+
+    def add(self, job: MuxJob) -> None:
+        if job.profile.n_roll > 1 or job.profile.n_train > 1:
+            raise ConfigError(f"job {job.id} wants several nodes per pool: Opt and regroup know jobs of one node only")
+        self.members[job.id] = CellJob(phases_at(job.profile, 1), job.slo * job.solo_s * (1 + SLACK))
+        fresh = [self._alone(job.id)]
+        fresh += filter(None, (self._with(cell, job.id) for cell in self.known.values()))
+        self.known.update((cell.jobs, cell) for cell in fresh)
+        if len(self.known) > MOST_CELLS:
+            raise ConfigError(
+                f"{len(self.members)} jobs at a time: too many groups to try; compare with --bound instead"
+            )
+
+    def remove(self, job: str) -> None:
+        del self.members[job]
+        self.known = {jobs: cell for jobs, cell in self.known.items() if job not in jobs}
+
+    def keep_only(self, jobs: Iterable[MuxJob]) -> None:
+        """Follow whoever is here now."""
+        wanted = {job.id: job for job in jobs}
+        for gone in self.members.keys() - wanted.keys():
+            self.remove(gone)
+        for name in sorted(wanted.keys() - self.members.keys()):
+            self.add(wanted[name])
+
+    def _alone(self, job: str) -> Cell:
+        own, limit = self.members[job]
+        return Cell(frozenset((job,)), own.shared_solo, own.shared_train, limit, 1)
+
+    def _with(self, cell: Cell, job: str) -> Cell | None:
+        if len(cell.jobs) >= self.max_group:
+            return None
+        own, own_limit = self.members[job]
+        longest, trains = max(cell.longest, own.shared_solo), cell.trains + own.shared_train
+        limit = min(cell.limit, own_limit)
+        if longest > limit or trains > limit:
+            return None
+        jobs = cell.jobs | {job}
+        rolls = [self.members[name].phases.shared_roll for name in jobs]
+        return Cell(jobs, longest, trains, limit, len(pack(rolls, limit)))
+
+    def covering(self) -> list[Cell]:
+        """Those that are enough to choose from: none that could take one more job at the same price."""
+        larger = {
+            (cell.jobs - {job}, cell.bins) for cell in self.known.values() for job in cell.jobs if len(cell.jobs) > 1
+        }
+        return [cell for cell in self.known.values() if (cell.jobs, cell.bins) not in larger]
+
+
+def pack(rolls: Sequence[float], capacity: float) -> list[list[int]]:
+    """Fewest bins for at most a handful of items: items by index, exact."""
+    order = sorted(range(len(rolls)), key=lambda item: (-rolls[item], item))
+    best = [[item] for item in order]
+    fewest = math.ceil(sum(rolls) / capacity - SLACK)
+
+    def place(at: int, bins: list[list[int]], loads: list[float]) -> None:
+        nonlocal best
+        if len(bins) >= len(best):
+            return
+        if at == len(order):
+            best = [list(items) for items in bins]
+            return
+        item = order[at]
+        for number in range(len(bins)):
+            if loads[number] + rolls[item] <= capacity:
+                bins[number].append(item)
+                loads[number] += rolls[item]
+                place(at + 1, bins, loads)
+                loads[number] -= rolls[item]
+                bins[number].pop()
+                if len(best) <= fewest:
+                    return
+        place(at + 1, [*bins, [item]], [*loads, rolls[item]])
+
+    place(0, [], [])
+    return best
 
 
 @dataclass(slots=True)
 class Opt(Plain):
     cells: Cells = field(default_factory=lambda: Cells(ROLLMUX.max_group))
 
-    def arrive(self, state: ClusterState, job: Job, now: float) -> Plan:
+    def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan:
         return own_group(state, job)
 
-    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: Job | None = None) -> None:
+    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None:
         apply(state, plan, now, arriving)
         self.cells.keep_only(state.jobs.values())
         rebuild(state, partition(self.cells, state), now)
@@ -85,7 +199,7 @@ def _build(state: ClusterState, part: frozenset[str]) -> None:
     limit = min(job.slo * job.solo_s for job in jobs) * (1 + 1e-9)
     train = state.train.peek(1)
     state.train.take(train)
-    group = Group(state.next_group, train)
+    group = CoGroup(state.next_group, train)
     phases = [phases_at(job.profile, 1) for job in jobs]
     for items in pack([own.shared_roll for own in phases], limit):
         nodes = state.rollout.peek(1)
@@ -97,3 +211,51 @@ def _build(state: ClusterState, part: frozenset[str]) -> None:
     for name, pace in paces(group).items():
         state.jobs[name].pace = pace
         state.home[name] = group.id
+
+
+@dataclass(slots=True)
+class Regroup(Plain):
+    every_s: float = 3600.0
+    placing: Scheduler = field(default_factory=Scheduler)
+    parts: list[frozenset[str]] = field(default_factory=list)
+
+    def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan:
+        return self.placing.arrive(state, job, now)
+
+    def tick(self, state: ClusterState, now: float) -> Plan:
+        cells = Cells(ROLLMUX.max_group)
+        cells.keep_only(state.jobs.values())
+        parts = partition(cells, state)
+        if price(parts, cells, state) >= state.cost() - 1e-9:
+            return Plan()
+        self.parts = parts
+        movers = moved(parts, state.home)
+        return Plan(tuple(PlanStep("move", job, state.home[job], "hourly regroup") for job in movers))
+
+    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None:
+        if not self.parts:
+            apply(state, plan, now, arriving)
+            return
+        rebuild(state, self.parts, now)
+        for step in plan.steps:
+            state.jobs[step.job].pause(now)
+        self.parts = []
+
+
+def price(parts: list[frozenset[str]], cells: Cells, state: ClusterState) -> float:
+    return sum(state.train.price + state.rollout.price * cells.known[part].bins for part in parts)
+
+
+def moved(parts: list[frozenset[str]], home: dict[str, int]) -> list[str]:
+    """Who leaves their group: each new group is the continuation of the old one it shares most jobs with."""
+    claims = [
+        (-count, number, old)
+        for number, part in enumerate(parts)
+        for old, count in Counter(home[job] for job in part).items()
+    ]
+    continued: dict[int, int] = {}
+    for _, number, old in sorted(claims):
+        if number not in continued and old not in continued.values():
+            continued[number] = old
+    movers = [job for number, part in enumerate(parts) for job in part if home[job] != continued.get(number)]
+    return sorted(movers)

@@ -7,21 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rollweave.errors import ConfigError
-from rollweave.mux.baselines.colocated import colocated_job, colocated_state
 from rollweave.mux.baselines.gavel import Gavel
-from rollweave.mux.baselines.most_idle import MostIdle
-from rollweave.mux.baselines.opt import Opt
-from rollweave.mux.baselines.random_fit import RandomFit
-from rollweave.mux.baselines.regroup import Regroup
-from rollweave.mux.baselines.solo import Solo
-from rollweave.mux.decisions.policy import POLICIES
+from rollweave.mux.baselines.opt import Opt, Regroup
+from rollweave.mux.baselines.simple import MostIdle, RandomFit, Solo, colocated_job, colocated_state
 from rollweave.mux.decisions.scheduler import Scheduler
-from rollweave.mux.model.job import Job
+from rollweave.mux.model.job import MuxJob
+from rollweave.mux.model.policy import POLICIES, MuxPolicy
 from rollweave.mux.model.state import ClusterState
 from rollweave.mux.simulation.replay import Decider
 
 
-def _as_it_is(job: Job) -> Job:
+def _as_it_is(job: MuxJob) -> MuxJob:
     return job
 
 
@@ -29,7 +25,7 @@ def _as_it_is(job: Job) -> Job:
 class Setup:
     decider: Decider
     state: ClusterState = field(default_factory=ClusterState)
-    prepare: Callable[[Job], Job] = _as_it_is
+    prepare: Callable[[MuxJob], MuxJob] = _as_it_is
 
 
 BASELINES: dict[str, Callable[[int], Setup]] = {
@@ -50,8 +46,10 @@ def names() -> list[str]:
     return [*POLICIES, *BASELINES]
 
 
-def setup(name: str, seed: int) -> Setup:
-    name = ALSO.get(name.lower(), name.lower())
+def setup(policy: str | MuxPolicy, seed: int) -> Setup:
+    if isinstance(policy, MuxPolicy):
+        return Setup(Scheduler(policy))
+    name = ALSO.get(policy.lower(), policy.lower())
     if name in POLICIES:
         return Setup(Scheduler(POLICIES[name]))
     if name not in BASELINES:

@@ -10,17 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollweave.errors import RollweaveError
-from rollweave.mux.daemon.records import JobRecord, Measured
-from rollweave.mux.daemon.turns import Node, Pool, Seat
-from rollweave.mux.decisions.apply import apply
-from rollweave.mux.decisions.invariants import PlanError
-from rollweave.mux.decisions.plan import Plan, Step
+from rollweave.mux.daemon.records import JobRecord, PhaseTimes
+from rollweave.mux.decisions.invariants import PlanError, check_state
+from rollweave.mux.decisions.plan import Plan, PlanStep, apply
 from rollweave.mux.decisions.scheduler import Scheduler
-from rollweave.mux.model.group import Group
-from rollweave.mux.model.job import Job
-from rollweave.mux.model.node import rollout_pool, train_pool
-from rollweave.mux.model.profile import JobProfile
-from rollweave.mux.model.state import ClusterState
+from rollweave.mux.model.group import CoGroup
+from rollweave.mux.model.job import JobProfile, MuxJob
+from rollweave.mux.model.state import ClusterState, rollout_pool, train_pool
+from rollweave.mux.permits import Node, Seat, SharedPool
 
 
 class NeverFits(RollweaveError):
@@ -72,9 +69,9 @@ class Admission:
         try:
             self.scheduler.apply(self.state, plan, now)
         except PlanError:
-            apply(self.state, Plan((Step("leave", job, self.state.home[job], "it is gone"),)), now)
+            apply(self.state, Plan((PlanStep("leave", job, self.state.home[job], "it is gone"),)), now)
 
-    def observe(self, job: str, took: Measured, now: float) -> Measured | None:
+    def observe(self, job: str, took: PhaseTimes, now: float) -> PhaseTimes | None:
         """One more iteration is done. Returns new worst times if the job has lost its place because of them."""
         known = self.state.jobs[job]
         self.state.report(job, known.done + 1, now)
@@ -82,14 +79,14 @@ class Admission:
         with suppress(PlanError):  # then all stays as it is
             self.scheduler.apply(self.state, plan, now)
         lost = [step for step in plan.steps if step.kind == "resubmit"] if job not in self.state.home else []
-        return Measured(lost[0].t_roll, lost[0].t_train) if lost else None
+        return PhaseTimes(lost[0].t_roll, lost[0].t_train) if lost else None
 
     # ------------------------------------------------------------------------------------------------- seats
 
     def seat(self, job: str) -> Seat:
         group = self.state.group_of(job)
         order = list(group.order or group.jobs)
-        nodes: dict[Pool, tuple[Node, ...]] = {
+        nodes: dict[SharedPool, tuple[Node, ...]] = {
             "rollout": tuple(f"rollout-{number}" for number in group.pins[job]),
             "train": tuple(f"train-{number}" for number in group.train_nodes),
         }
@@ -98,7 +95,7 @@ class Admission:
     def seats(self) -> dict[str, Seat]:
         return {job: self.seat(job) for job in self.state.home}
 
-    def quietest(self, pool: Pool, count: int) -> tuple[Node, ...]:
+    def quietest(self, pool: SharedPool, count: int) -> tuple[Node, ...]:
         """Nodes for a job that has no seat yet: those with the least planned work."""
         nodes = range(self.rollout_nodes if pool == "rollout" else self.train_nodes)
         chosen = sorted(nodes, key=lambda node: (self._load(pool, node), node))[:count]
@@ -112,10 +109,10 @@ class Admission:
         """Seconds an iteration is planned to take in its present company."""
         return self.state.jobs[job].pace if job in self.state.home else None
 
-    def group(self, job: str) -> Group | None:
+    def group(self, job: str) -> CoGroup | None:
         return self.state.group_of(job) if job in self.state.home else None
 
-    def _load(self, pool: Pool, node: int) -> float:
+    def _load(self, pool: SharedPool, node: int) -> float:
         groups = self.state.groups.values()
         if pool == "rollout":
             return sum(group.node_load.get(node, 0.0) for group in groups)
@@ -132,7 +129,7 @@ class Admission:
         return {**state, "groups": _named(state["groups"]), "limits": [self.rollout_nodes, self.train_nodes]}
 
     def restore(self, data: dict[str, Any] | None) -> None:
-        """To what `dump` wrote down; None: to nothing."""
+        """To what `dump` wrote down; None: to nothing. Raises `PlanError` if that contradicts itself."""
         self.__post_init__()
         if data is None:
             return
@@ -144,6 +141,7 @@ class Admission:
             )
         if data["home"]:
             self.state = ClusterState.from_dict(data)
+            check_state(self.state, self.scheduler.policy)
 
 
 def _named(groups: dict[int, Any]) -> dict[str, Any]:
@@ -151,7 +149,7 @@ def _named(groups: dict[int, Any]) -> dict[str, Any]:
     return {str(number): group for number, group in groups.items()}
 
 
-def _job(record: JobRecord) -> Job:
+def _job(record: JobRecord) -> MuxJob:
     assert record.profile is not None
     profile = JobProfile(
         t_roll=record.profile.t_roll,
@@ -163,4 +161,4 @@ def _job(record: JobRecord) -> Job:
         cold_roll=record.cold_seconds,
         cold_train=record.cold_seconds,
     )
-    return Job(record.id, profile, record.slo, max(1, record.steps - record.progress.step))
+    return MuxJob(record.id, profile, record.slo, max(1, record.steps - record.progress.step))

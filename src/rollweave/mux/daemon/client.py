@@ -1,13 +1,23 @@
-"""The commands' side of the cluster: asks the daemon, and says what to do when it cannot."""
+"""The commands' side of the cluster: asks the daemon, and says what to do when it cannot.
+
+From a job file to what the daemon takes: checked here, before anybody waits, and complete, defaults included.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from rollweave.errors import RollweaveError
-from rollweave.mux.daemon.files import NoDaemon, StateFolder
+from rollweave.config.job import InlineRuntime, Job, SyncPipeline, SyncPlusPipeline
+from rollweave.config.load import dump_job, load_job
+from rollweave.errors import ConfigError, RollweaveError
+from rollweave.mux.daemon.records import check_slo
+from rollweave.mux.daemon.store import NoDaemon, StateFolder
+from rollweave.runs.train import check_before_start
 
 TIMEOUT = 10.0
 
@@ -55,7 +65,44 @@ class Client:
 
 def _words(answer: httpx2.Response) -> str:
     try:
-        detail = answer.json()["detail"]
+        return str(answer.json()["detail"])
     except (ValueError, KeyError):
         return f"the daemon failed with code {answer.status_code}; see its log"
-    return detail if isinstance(detail, str) else "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in detail)
+
+
+def submission(path: Path, overrides: Sequence[str], slo: float, n_roll: int | None, n_train: int) -> dict[str, Any]:
+    """`n_roll`: default: a rollout node for each engine."""
+    check_slo(slo)
+    job = load_job(path, overrides)
+    engines = check_shareable(job, path)
+    n_roll = n_roll or engines
+    if engines not in (1, n_roll):
+        raise ConfigError(
+            f"{path}: runtime.engines is {engines} and --rollout-nodes {n_roll}, but several engines have a node each: "
+            f"leave --rollout-nodes away, or set runtime.engines={n_roll}"
+        )
+    check_before_start(job)
+    return {
+        "name": re.sub(r"[^A-Za-z0-9_.]+", "-", job.name).strip("-.") or "job",
+        "source": str(path),
+        "job_yaml": dump_job(job),
+        "slo": slo,
+        "steps": job.training.steps,
+        "n_roll": n_roll,
+        "n_train": n_train,
+    }
+
+
+def check_shareable(job: Job, path: Path) -> int:
+    """Only a job whose phases take turns leaves pools idle that others could use. Returns the number of its engines."""
+    if not isinstance(job.pipeline, SyncPipeline | SyncPlusPipeline):
+        raise ConfigError(
+            f"{path}: pipeline.type is {job.pipeline.type}, which uses both pools at once and leaves nothing to share: "
+            "submit it with pipeline.type=sync+ (or run it alone with `rollweave train`)"
+        )
+    if not isinstance(job.runtime, InlineRuntime):
+        raise ConfigError(
+            f"{path}: runtime.type is {job.runtime.type}; a job of a cluster is one process that moves between pools: "
+            "submit it with runtime.type=inline"
+        )
+    return job.runtime.engines

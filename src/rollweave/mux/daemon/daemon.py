@@ -19,20 +19,17 @@ from pathlib import Path
 import uvicorn
 
 from rollweave.clock import Clock, run_wall
-from rollweave.cluster import machine
-from rollweave.cluster.machine import Process
 from rollweave.errors import RollweaveError, first_cause
 from rollweave.mux.daemon.admission import Admission
 from rollweave.mux.daemon.controller import Controller
-from rollweave.mux.daemon.desk import Desk
-from rollweave.mux.daemon.ending import forget_ending, how_it_ended
-from rollweave.mux.daemon.files import StateFolder
-from rollweave.mux.daemon.join import ATTEMPT, FOLDER, JOB
-from rollweave.mux.daemon.records import JobRecord
-from rollweave.mux.daemon.server import make_app
-from rollweave.mux.daemon.store import Store
-from rollweave.mux.decisions.policy import policy
+from rollweave.mux.daemon.permit_client import ATTEMPT, FOLDER, JOB
+from rollweave.mux.daemon.records import JobRecord, forget_ending, how_it_ended
+from rollweave.mux.daemon.server import Desk, make_app
+from rollweave.mux.daemon.store import StateFolder, Store
 from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.model.policy import policy
+from rollweave.runtimes import machine
+from rollweave.runtimes.machine import Process
 
 LOOK_SECONDS = 1.0
 """How often it looks for starts and permits that take too long; everything else it is told of."""
@@ -46,7 +43,7 @@ class AddressTaken(RollweaveError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DaemonSettings:
     """What `rollweave cluster start` was told."""
 
     host: str = "127.0.0.1"
@@ -56,13 +53,15 @@ class Plan:
     policy: str = "default"
 
 
-def run_daemon(folder: StateFolder, plan: Plan) -> None:
+def run_daemon(folder: StateFolder, plan: DaemonSettings) -> None:
     """Serve until told to stop."""
     with machine.only_one(folder.path):
         token = machine.read_or_make_token(folder.token)
         admission = Admission(Scheduler(policy(plan.policy)), plan.rollout_nodes, plan.train_nodes, machine.host_gb())
         store = Store(folder.database)
         controller = Controller(store, admission, machine.wall_time)
+        for sentence in controller.set_aside.values():
+            print(sentence, flush=True)
         with _listening(plan) as listener, closing(store):
             try:
                 run_wall(lambda clock: Daemon(controller, folder, clock).run(listener, token))
@@ -182,7 +181,7 @@ def _command(record: JobRecord, folder: Path) -> list[str]:
 
 
 @contextmanager
-def _listening(plan: Plan) -> Iterator[socket.socket]:
+def _listening(plan: DaemonSettings) -> Iterator[socket.socket]:
     try:
         listener = socket.create_server((plan.host, plan.port))
     except OSError as error:

@@ -16,22 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollweave.clock import Clock, run_wall
-from rollweave.cluster.blueprint import Blueprint
-from rollweave.cluster.inline import start_inline, use_threads
 from rollweave.config.job import InlineRuntime, Job, TinyModel
 from rollweave.config.load import load_job
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import RollweaveError, first_cause
-from rollweave.mux.daemon.ending import say_failed
-from rollweave.mux.daemon.join import ATTEMPT, FOLDER, JOB
-from rollweave.mux.daemon.member import Member
-from rollweave.mux.daemon.records import Measured
-from rollweave.mux.daemon.turns import StalePermit
+from rollweave.mux.daemon.permit_client import ATTEMPT, FOLDER, JOB, DaemonPermits
+from rollweave.mux.daemon.records import PhaseTimes, say_failed
+from rollweave.mux.permits import StalePermit
 from rollweave.observability.events import Recorder
 from rollweave.observability.memory import resident_mb
 from rollweave.pipelines.assemble import Listeners, assemble
+from rollweave.pipelines.permits import Alone, PermitSource, SharedPool
 from rollweave.pipelines.sync import sync
-from rollweave.pipelines.turns import Alone, Pool, Turns
+from rollweave.runtimes.blueprint import Blueprint
+from rollweave.runtimes.inline import start_inline, use_threads
 
 ITERATIONS = 2
 
@@ -41,13 +39,13 @@ class Stopwatch(Alone):
     """Turns that are timed: from the moment one is granted to the moment the next is asked for. They make no room for
     others: a worst case does not count on that."""
 
-    turns: Turns
+    turns: PermitSource
     clock: Clock
     shared: bool = True
-    phases: list[tuple[Pool, float]] = field(default_factory=list)
-    _open: tuple[Pool, float] | None = None
+    phases: list[tuple[SharedPool, float]] = field(default_factory=list)
+    _open: tuple[SharedPool, float] | None = None
 
-    async def take(self, pool: Pool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
+    async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
         self.stop()
         await self.turns.take(pool, step, tokens)
         self._open = (pool, self.clock.now())
@@ -59,13 +57,13 @@ class Stopwatch(Alone):
             self.phases.append((pool, self.clock.now() - since))
             self._open = None
 
-    def measured(self) -> Measured:
+    def measured(self) -> PhaseTimes:
         """Of the last iteration."""
         last = dict(self.phases)
-        return Measured(last["rollout"], last["train"])
+        return PhaseTimes(last["rollout"], last["train"])
 
 
-async def measure(job: Job, turns: Turns, workplace: Path, clock: Clock) -> Measured:
+async def measure(job: Job, turns: PermitSource, workplace: Path, clock: Clock) -> PhaseTimes:
     """Two worst-case iterations on the real engine and trainer."""
     from rollweave.policies.prepare import prepare
 
@@ -101,7 +99,7 @@ def worst_case(job: Job) -> Job:
 
 
 def main(arguments: list[str]) -> None:
-    member = Member.of(os.environ[FOLDER], os.environ[JOB], int(os.environ[ATTEMPT]))
+    member = DaemonPermits.of(os.environ[FOLDER], os.environ[JOB], int(os.environ[ATTEMPT]))
     member.start()
     try:
         job = worst_case(load_job(Path(arguments[0])))

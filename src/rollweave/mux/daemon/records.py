@@ -4,21 +4,39 @@ profiling ──▶ waiting ──▶ running ──▶ finished
     │            ▲           │  └───▶ failed      its own error, or killed too often without getting anywhere
     │            └───────────┘                    its process was killed: it arrives again
     └──▶ failed        any of them ──▶ cancelled
+
+How a job's process ended, read from what it left: nobody can ask a dead process, least of all a daemon that is not
+its parent.
+
+A run that ended in order says so in its `summary.json`, its own errors included. One that says nothing was killed.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from rollweave.cluster.machine import Process
+from rollweave.errors import ConfigError
+from rollweave.runtimes.machine import Process
 
-State = Literal["profiling", "waiting", "running", "finished", "failed", "cancelled"]
-ENDED: tuple[State, ...] = ("finished", "failed", "cancelled")
+JobState = Literal["profiling", "waiting", "running", "finished", "failed", "cancelled"]
+ENDED: tuple[JobState, ...] = ("finished", "failed", "cancelled")
+
+
+def check_slo(slo: float) -> None:
+    """Refuse an SLO that promises nothing; no number and infinity could not be stored either."""
+    if not 1 <= slo < math.inf:
+        raise ConfigError(
+            f"--slo {slo:g}: an SLO is the slow-down that you tolerate, a number of at least 1 (1: as fast as alone; "
+            "1.5: an iteration may take half as long again as it would alone)"
+        )
 
 
 @dataclass(slots=True)
-class Measured:
+class PhaseTimes:
     """Phase times: worst case by the profiler, or what iterations really took."""
 
     t_roll: float = 0.0
@@ -26,7 +44,7 @@ class Measured:
 
 
 @dataclass(slots=True)
-class Progress:
+class JobProgress:
     """Iterations of a job, counted between two of its requests for a rollout turn."""
 
     step: int = 0
@@ -38,9 +56,9 @@ class Progress:
     asked_at: float | None = None
     """When this process last asked for a rollout turn."""
     tokens: int = 0
-    worked: Measured = field(default_factory=Measured)
+    worked: PhaseTimes = field(default_factory=PhaseTimes)
     """Seconds under permits, summed."""
-    took: Measured = field(default_factory=Measured)
+    took: PhaseTimes = field(default_factory=PhaseTimes)
     """The same of the present iteration."""
     first_ready: float | None = None
     """When its first iteration could start: the clock of its SLO."""
@@ -57,19 +75,19 @@ class JobRecord:
     n_roll: int = 1
     n_train: int = 1
     steps: int = 1
-    state: State = "profiling"
+    state: JobState = "profiling"
     attempt: int = 0
     """Processes started for it so far; a process that is not the newest is told to end."""
     process: Process | None = None
     launched: float = 0.0
     """When its newest process was started."""
-    profile: Measured | None = None
+    profile: PhaseTimes | None = None
     memory_gb: float = 0.0
     cold_seconds: float = 0.0
     """How long its newest process took to load everything."""
     warm_seconds: float = 0.0
     """The longest time between the grant of a turn and the start of its phase."""
-    progress: Progress = field(default_factory=Progress)
+    progress: JobProgress = field(default_factory=JobProgress)
     handed_back: int | None = None
     """The last permit that it gave back: told so twice, nobody is wrong."""
     kills: int = 0
@@ -82,3 +100,41 @@ class JobRecord:
     @property
     def over(self) -> bool:
         return self.state in ENDED
+
+
+Ending = Literal["finished", "failed", "killed"]
+
+
+def how_it_ended(run: Path, log: Path) -> tuple[Ending, str, int]:
+    """Also why, in its own words, and after how many steps (0: it does not say)."""
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "killed", last_words(log), 0
+    steps = int(summary["steps"])
+    if summary["exit_reason"] in ("completed", "target"):
+        return "finished", "", steps
+    if summary["exit_reason"] == "interrupted":
+        words = "somebody interrupted its process (SIGINT); `rollweave submit --resume ID` goes on with it"
+        return "failed", words, steps
+    return "failed", str(summary.get("error") or last_words(log)), steps
+
+
+def say_failed(run: Path, error: str) -> None:
+    """For a process that ends with an error of its own before there is a run."""
+    run.mkdir(parents=True, exist_ok=True)
+    summary = {"exit_reason": "failed", "error": error, "steps": 0}
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+
+
+def forget_ending(run: Path) -> None:
+    """Before it goes on: what an earlier process said of its end must not be taken for the next one's."""
+    (run / "summary.json").unlink(missing_ok=True)
+
+
+def last_words(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "(it has none)"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "(it is empty)")

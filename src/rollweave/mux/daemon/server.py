@@ -5,25 +5,151 @@ GET  /jobs  /jobs/ID       records                                 POST /jobs, /
 POST /jobs/ID/turn         hand back a permit, wait for the next   POST /jobs/ID/profile
 POST /jobs/ID/awaited      does anybody wait for nodes of this turn that it could do without?
 POST /jobs/ID/narrow       hand back some of its nodes             POST /jobs/ID/widened   wait until it has all
+
+The desk: what the HTTP interface may ask for. Turns wait here until they come; the rest is answered at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
+from rollweave.clock import Clock
 from rollweave.errors import RollweaveError
-from rollweave.mux.daemon.controller import Ask, UnknownJob, Wanted
-from rollweave.mux.daemon.desk import Desk
-from rollweave.mux.daemon.records import Measured
-from rollweave.mux.daemon.store import StoreError
-from rollweave.mux.daemon.turns import StalePermit
+from rollweave.mux.daemon.controller import Ask, Controller, UnknownJob, Wanted
+from rollweave.mux.daemon.records import JobRecord, PhaseTimes
+from rollweave.mux.daemon.store import StateFolder, StoreError
+from rollweave.mux.daemon.views import cluster_view, job_view
+from rollweave.mux.permits import Permit, StalePermit
+
+T = TypeVar("T")
+
+POLL_SECONDS = 20.0
+"""How long a question for a turn is kept open; then the job asks again."""
+
+
+class Desk:
+    def __init__(self, controller: Controller, folder: StateFolder, cores: tuple[int, ...], clock: Clock) -> None:
+        self.controller = controller
+        self.folder = folder
+        self._cores = cores
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self.stopping = asyncio.Event()
+        """The cluster ends, its jobs with it."""
+        self.leaving = asyncio.Event()
+        """The daemon ends alone."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Something may have to be started or ended."""
+
+    def changed(self) -> None:
+        """Whoever waits for a turn looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self.on_change()
+
+    # -------------------------------------------------------------------------------------------- for jobs
+
+    async def turn(self, ask: Ask) -> dict[str, Any] | None:
+        """The permit once the turn has come, or None after a while: then the job asks again."""
+        permit = self.controller.ask(ask)
+        self.changed()
+        if permit is None:
+            permit = await self._once(lambda: self.controller.ask(ask))
+        return self._described(permit)
+
+    async def widened(self, job: str, attempt: int, epoch: int) -> dict[str, Any] | None:
+        """The permit once it has all its nodes, or None after a while."""
+        return self._described(await self._once(lambda: self.controller.widened(job, attempt, epoch)))
+
+    async def awaited(self, job: str, attempt: int, epoch: int, keep: int) -> bool:
+        """Whether somebody waits for what this turn could do without; asked for a while."""
+        return bool(await self._once(lambda: self.controller.awaited(job, attempt, epoch, keep) or None))
+
+    def narrow(self, job: str, attempt: int, epoch: int, keep: int) -> dict[str, Any] | None:
+        permit = self.controller.narrow(job, attempt, epoch, keep)
+        self.changed()
+        return self._described(permit)
+
+    async def _once(self, look: Callable[[], T | None]) -> T | None:
+        """What there is to be seen, as soon as there is; None: not in time."""
+        until = self._clock.now() + POLL_SECONDS
+        found = look()
+        while found is None and (left := until - self._clock.now()) > 0 and not self.stopping.is_set():
+            changed = self._changed
+            try:
+                async with asyncio.timeout(left):
+                    await changed.wait()
+            except TimeoutError:
+                break
+            found = look()
+        return found
+
+    def _described(self, permit: Permit | None) -> dict[str, Any] | None:
+        if permit is None:
+            return None
+        return {**asdict(permit), "cores": self.controller.admission.cores(permit.nodes, self._cores)}
+
+    def profiled(self, job: str, attempt: int, measured: PhaseTimes, memory_gb: float) -> None:
+        self.controller.profiled(job, attempt, measured, memory_gb)
+
+    # ------------------------------------------------------------------------------------------- for people
+
+    def submit(
+        self, name: str, source: str, job_yaml: str, slo: float, steps: int, n_roll: int, n_train: int
+    ) -> dict[str, Any]:
+        record = JobRecord("", name, source, slo, 0.0, n_roll, n_train, steps)
+        record = self.controller.submit(record, lambda job: self._write_job(job, job_yaml))
+        self.changed()
+        return self.job(record.id)
+
+    def _write_job(self, job: str, text: str) -> None:
+        """Before the job is booked: a job that is known has its file."""
+        folder = self.folder.job(job)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "job.yaml").write_text(text, encoding="utf-8")
+
+    def cancel(self, job: str) -> dict[str, Any]:
+        self.controller.cancel(job)
+        self.changed()
+        return self.job(job)
+
+    def resubmit(self, job: str) -> dict[str, Any]:
+        self.controller.resubmit(job)
+        self.changed()
+        return self.job(job)
+
+    def stop(self, leave_jobs: bool) -> dict[str, Any]:
+        (self.leaving if leave_jobs else self.stopping).set()
+        self.changed()
+        return {}
+
+    def give_up(self, why: str) -> None:
+        print(why, flush=True)
+        self.stop(leave_jobs=True)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        return [self._view(record) for record in self.controller.jobs.values()]
+
+    def job(self, job: str) -> dict[str, Any]:
+        return self._view(self.controller.get(job))
+
+    def cluster(self) -> dict[str, Any]:
+        return cluster_view(self.controller, self.folder)
+
+    def _view(self, record: JobRecord) -> dict[str, Any]:
+        return job_view(record, self.controller, Path(self.folder.run(record.id)))
+
 
 WRONG_TOKEN = (
     "wrong or missing token: the right one is in the file `token` of the daemon's state folder; name that folder with "
@@ -31,7 +157,13 @@ WRONG_TOKEN = (
 )
 
 
-class Submission(BaseModel):
+class FiniteMessage(BaseModel):
+    """What is sent becomes part of the daemon's state, which holds finite numbers only."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Submission(FiniteMessage):
     """A checked job file and what its owner wants."""
 
     name: str
@@ -43,7 +175,7 @@ class Submission(BaseModel):
     n_train: int = Field(1, gt=0)
 
 
-class TurnMessage(BaseModel):
+class TurnMessage(FiniteMessage):
     attempt: int
     ticket: str
     wanted: Wanted
@@ -54,7 +186,7 @@ class TurnMessage(BaseModel):
     partly: bool = False
 
 
-class PermitMessage(BaseModel):
+class PermitMessage(FiniteMessage):
     """About a turn that goes on. `keep`: with so many of its nodes."""
 
     attempt: int
@@ -62,7 +194,7 @@ class PermitMessage(BaseModel):
     keep: int = Field(1, gt=0)
 
 
-class ProfileMessage(BaseModel):
+class ProfileMessage(FiniteMessage):
     attempt: int
     t_roll: float
     t_train: float
@@ -76,6 +208,7 @@ def make_app(desk: Desk, token: str) -> FastAPI:
 
     app = FastAPI(title="rollweave cluster", dependencies=[Depends(known)], docs_url=None, redoc_url=None)
     app.add_exception_handler(RollweaveError, _refused)
+    app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(StoreError, partial(_broken, desk))
     app.add_exception_handler(Exception, partial(_failed, desk))
     for method, path, answer in _routes(desk):
@@ -118,7 +251,7 @@ def _routes(desk: Desk) -> list[tuple[str, str, Callable[..., Awaitable[Any]]]]:
         return {"permit": await desk.widened(job_id, message.attempt, message.epoch)}
 
     async def profile(job_id: str, message: ProfileMessage) -> dict[str, Any]:
-        desk.profiled(job_id, message.attempt, Measured(message.t_roll, message.t_train), message.memory_gb)
+        desk.profiled(job_id, message.attempt, PhaseTimes(message.t_roll, message.t_train), message.memory_gb)
         return {}
 
     return [
@@ -155,3 +288,9 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
     """What the caller can fix, in words."""
     code = 404 if isinstance(error, UnknownJob) else 409 if isinstance(error, StalePermit) else 422
     return JSONResponse({"detail": str(error)}, code)
+
+
+async def _malformed(request: Request, error: Exception) -> JSONResponse:
+    """In words of ours: an answer that repeats what was sent cannot be written if that is no number."""
+    assert isinstance(error, RequestValidationError)
+    return JSONResponse({"detail": "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in error.errors())}, 422)

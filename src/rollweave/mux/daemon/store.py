@@ -2,18 +2,26 @@
 
 Jobs are a row each, everything small that changes together (turns, the scheduler's state, counters) is one row of
 `facts`. Rows are JSON: the types are those of the code, and there is nothing to join.
+
+The daemon's state folder: where everything of a cluster lies.
+
+state.db      jobs, turns, the scheduler's state      token         who may read it may give orders (mode 0600)
+daemon.json   where the daemon listens                lock          held by the one daemon of this folder
+daemon.log    what it said                            jobs/ID/      a job: job.yaml, log, profile.json, run/
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.records import JobRecord
@@ -72,9 +80,23 @@ class Store:
 
     def jobs(self) -> dict[str, JobRecord]:
         """In the order they were submitted."""
-        rows = self._db.execute("SELECT body FROM jobs ORDER BY rowid").fetchall()
-        found = [_JOB.validate_json(body) for (body,) in rows]
-        return {job.id: job for job in found}
+        return {job: record for job, record in self._rows() if isinstance(record, JobRecord)}
+
+    def set_aside(self) -> dict[str, str]:
+        """Jobs whose row cannot be read, each with a sentence that says why. The row stays where it is."""
+        return {
+            job: f"job {job} is set aside: its row in {self.path} cannot be read ({_first_problem(error)}); submit its "
+            "job file again"
+            for job, error in self._rows()
+            if isinstance(error, ValidationError)
+        }
+
+    def _rows(self) -> Iterator[tuple[str, JobRecord | ValidationError]]:
+        for job, body in self._db.execute("SELECT id, body FROM jobs ORDER BY rowid").fetchall():
+            try:
+                yield job, _JOB.validate_json(body)
+            except ValidationError as error:
+                yield job, error
 
     def fact(self, name: str) -> Any:
         row = self._db.execute("SELECT body FROM facts WHERE name = ?", (name,)).fetchone()
@@ -90,3 +112,60 @@ class Store:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+
+
+class NoDaemon(RollweaveError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class StateFolder:
+    path: Path
+
+    @classmethod
+    def choose(cls, given: Path | None) -> StateFolder:
+        """--state, else ROLLWEAVE_STATE, else a folder in the user's home."""
+        named = given or os.environ.get("ROLLWEAVE_STATE") or Path.home() / ".rollweave" / "cluster"
+        return cls(Path(named).absolute())
+
+    @property
+    def database(self) -> Path:
+        return self.path / "state.db"
+
+    @property
+    def token(self) -> Path:
+        return self.path / "token"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "daemon.log"
+
+    @property
+    def address_file(self) -> Path:
+        return self.path / "daemon.json"
+
+    def job(self, job: str) -> Path:
+        return self.path / "jobs" / job
+
+    def run(self, job: str) -> Path:
+        return self.job(job) / "run"
+
+    def publish(self, url: str) -> None:
+        partial = self.address_file.with_suffix(".partial")
+        partial.write_text(json.dumps({"url": url, "pid": os.getpid()}))
+        os.replace(partial, self.address_file)
+
+    def address(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(self.address_file.read_text())
+        except (OSError, ValueError):
+            raise NoDaemon(
+                f"no daemon has been started on {self.path}: run `rollweave cluster start` first (or name its folder "
+                "with --state)"
+            ) from None
+        return found

@@ -10,6 +10,10 @@
 8  no empty group and no rollout node without a job is paid for
 9  a group's train nodes never change
 10 who is not named in the plan stays on its nodes
+
+`check_plan` looks at the groups that a plan touches: if all of this held before, it holds after. `check_state` looks at
+everything at once, but for 6, 9 and 10, which compare two states. The second half of 8 follows from 7: a group holds
+the nodes its members are pinned to, and no others.
 """
 
 from __future__ import annotations
@@ -17,12 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rollweave.errors import RollweaveError
-from rollweave.mux.decisions.apply import touched_groups, tried
-from rollweave.mux.decisions.plan import Plan
-from rollweave.mux.decisions.policy import Policy
-from rollweave.mux.model.group import Group
-from rollweave.mux.model.job import Job
-from rollweave.mux.model.slo import judge
+from rollweave.mux.decisions.plan import Plan, touched_groups, tried
+from rollweave.mux.model.group import CoGroup
+from rollweave.mux.model.job import MuxJob
+from rollweave.mux.model.policy import MuxPolicy
+from rollweave.mux.model.slo import assess
 from rollweave.mux.model.state import ClusterState
 
 LATER_S = 1e-6
@@ -33,7 +36,7 @@ class PlanError(RollweaveError):
     """A plan that would break an invariant; the state was not changed."""
 
 
-def check_plan(state: ClusterState, plan: Plan, now: float, policy: Policy, arriving: Job | None = None) -> None:
+def check_plan(state: ClusterState, plan: Plan, now: float, policy: MuxPolicy, arriving: MuxJob | None = None) -> None:
     """Try the plan on a copy and raise `PlanError` with the invariant it breaks."""
     touched = touched_groups(state, plan)
     after = tried(state, plan, now, arriving)
@@ -44,8 +47,8 @@ def check_plan(state: ClusterState, plan: Plan, now: float, policy: Policy, arri
         raise PlanError(f"plan refused ({steps}): invariant {problem}")
 
 
-def check_state(state: ClusterState, policy: Policy) -> None:
-    """All of the state at once (1-5, 7, 8): slow, for tests and after a restart."""
+def check_state(state: ClusterState, policy: MuxPolicy) -> None:
+    """All of the state at once (1-5, 7, 8): slow, for tests and for the daemon when it reads a state from the disk."""
     problem = _first(_structure(state, state.groups.values(), policy)) or _first(_disjoint(state))
     if problem is not None:
         raise PlanError(f"state is inconsistent: invariant {problem}")
@@ -58,11 +61,11 @@ def _first(problems: Iterable[str]) -> str | None:
 def _all(
     before: ClusterState,
     after: ClusterState,
-    groups: list[Group],
+    groups: list[CoGroup],
     touched: set[int],
     plan: Plan,
     now: float,
-    policy: Policy,
+    policy: MuxPolicy,
 ) -> Iterator[str]:
     yield from _structure(after, groups, policy)
     yield from _unchanged(before, groups, plan)
@@ -70,7 +73,7 @@ def _all(
     yield from _promises(before, after, groups, now, policy)
 
 
-def _structure(state: ClusterState, groups: Iterable[Group], policy: Policy) -> Iterator[str]:
+def _structure(state: ClusterState, groups: Iterable[CoGroup], policy: MuxPolicy) -> Iterator[str]:
     for group in groups:
         for job in group.jobs:
             if state.home.get(job) != group.id or job not in state.jobs:
@@ -85,7 +88,7 @@ def _structure(state: ClusterState, groups: Iterable[Group], policy: Policy) -> 
             yield f"8: group {group.id} is empty"
 
 
-def _memory(state: ClusterState, group: Group) -> Iterator[str]:
+def _memory(state: ClusterState, group: CoGroup) -> Iterator[str]:
     for node, used in group.node_mem.items():
         if used > state.rollout.host_gb:
             yield f"4: rollout node {node} holds {used:.0f} GB of {state.rollout.host_gb:.0f} GB"
@@ -94,10 +97,10 @@ def _memory(state: ClusterState, group: Group) -> Iterator[str]:
 
 
 def _promises(
-    before: ClusterState, after: ClusterState, groups: Iterable[Group], now: float, policy: Policy
+    before: ClusterState, after: ClusterState, groups: Iterable[CoGroup], now: float, policy: MuxPolicy
 ) -> Iterator[str]:
     for group in groups:
-        verdict = judge(group, after.jobs, now, policy, group.mode)
+        verdict = assess(group, after.jobs, now, policy, group.mode)
         if verdict.late is None:
             continue
         for name in group.jobs:
@@ -107,7 +110,7 @@ def _promises(
                 yield f"6: job {late.job} of group {group.id} needs {late.seconds:.0f} s, has {late.limit:.0f} s"
 
 
-def _unchanged(before: ClusterState, groups: Iterable[Group], plan: Plan) -> Iterator[str]:
+def _unchanged(before: ClusterState, groups: Iterable[CoGroup], plan: Plan) -> Iterator[str]:
     named = plan.jobs()
     for group in groups:
         old = before.groups.get(group.id)
@@ -150,6 +153,8 @@ def _disjoint(state: ClusterState) -> Iterator[str]:
             yield "3: a node belongs to two groups"
         if pool.used != len(nodes) or set(nodes) & set(pool.freed):
             yield f"7: groups hold {len(nodes)} nodes, the pool counts {pool.used}"
+        if pool.used > pool.limit:
+            yield f"7: {pool.used} nodes are in use, the pool has {pool.limit:.0f}"
     members = [job for group in state.groups.values() for job in group.jobs]
     if sorted(members) != sorted(state.jobs) or sorted(members) != sorted(state.home):
         yield "1: the jobs of the groups are not the jobs of the state"

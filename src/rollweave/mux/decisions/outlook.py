@@ -3,25 +3,51 @@
 For every possible set of rollout nodes: enough memory? Could round robin keep every promise (exact without gangs)?
 Could FIFO at all (every machine must have room for all members at the slowest pace they tolerate)? And what will it
 cost at least?
+
+Dollars until the last finish: what a group will cost if nothing else happens.
+
+Train nodes are paid until its last job is done, every rollout node until the last job pinned to it is done. A
+placement scored by the change of this bill sees what dollars per hour cannot: a two-hour job that keeps a pair of
+nodes alive for nobody else, or a host slowed down so that it pays its own nodes longer.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rollweave.mux.decisions.horizon import HOUR
 from rollweave.mux.decisions.plan import Rejection
-from rollweave.mux.decisions.policy import Policy
-from rollweave.mux.model.group import Group, Phases, phases_at
-from rollweave.mux.model.job import Job
+from rollweave.mux.model.group import CoGroup, Phases, phases_at
+from rollweave.mux.model.job import MuxJob
+from rollweave.mux.model.policy import MuxPolicy
 from rollweave.mux.model.slo import SLACK, limit
 from rollweave.mux.model.state import ClusterState
 
+HOUR = 3600.0
 
-class Candidate(NamedTuple):
-    group: Group
+
+def finishes(state: ClusterState, group: CoGroup) -> dict[str, float]:
+    """When the members end at their present pace."""
+    return {name: state.jobs[name].finish_at() for name in group.jobs}
+
+
+def bill(state: ClusterState, group: CoGroup, ends: Mapping[str, float], now: float) -> float:
+    """Dollars from now on, given when each member ends."""
+    if not ends:
+        return 0.0
+    node_until: dict[int, float] = {}
+    for name, end in ends.items():
+        for node in group.pins[name]:
+            node_until[node] = max(node_until.get(node, now), end)
+    train = state.train.price * group.width * (max(ends.values()) - now)
+    rollout = state.rollout.price * sum(until - now for until in node_until.values())
+    return (train + rollout) / HOUR
+
+
+class GroupOption(NamedTuple):
+    group: CoGroup
     nodes: tuple[int, ...]
     new: tuple[int, ...]
     floor: float
@@ -45,9 +71,9 @@ class Fit(NamedTuple):
 class Newcomer:
     """The job to be placed, with what is asked of it again and again."""
 
-    job: Job
+    job: MuxJob
     now: float
-    policy: Policy
+    policy: MuxPolicy
     limit: float = field(init=False)
     left: float = field(init=False)
     integrated: bool = field(init=False)
@@ -81,7 +107,7 @@ class Outlook:
     last_end: float = 0.0
     node_end: dict[int, float] = field(default_factory=dict)
 
-    def add(self, job: Job, own: Phases, nodes: tuple[int, ...], tolerated: float) -> None:
+    def add(self, job: MuxJob, own: Phases, nodes: tuple[int, ...], tolerated: float) -> None:
         if tolerated < self.tightest:
             self.tightest, self.whose = tolerated, job.id
         end = job.finish_at()
@@ -100,10 +126,10 @@ class Views:
     """Outlooks of one decision, each computed once as long as its group stays as it is."""
 
     now: float
-    policy: Policy
-    known: dict[int, tuple[Group, Outlook]] = field(default_factory=dict)
+    policy: MuxPolicy
+    known: dict[int, tuple[CoGroup, Outlook]] = field(default_factory=dict)
 
-    def of(self, state: ClusterState, group: Group) -> Outlook:
+    def of(self, state: ClusterState, group: CoGroup) -> Outlook:
         entry = self.known.get(group.id)
         if entry is not None and entry[0] is group:
             return entry[1]
@@ -122,7 +148,7 @@ class Survey:
     state: ClusterState
     newcomer: Newcomer
     views: Views
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[GroupOption] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     new: tuple[tuple[int, ...], ...] = ()
     """The next 0, 1, 2 ... free rollout nodes, as far as the newcomer may want them."""
@@ -131,7 +157,7 @@ class Survey:
         counts = range(self.newcomer.job.profile.n_roll + 1)
         self.new = tuple(self.state.rollout.peek(count) for count in counts if self.state.rollout.has(count))
 
-    def visit(self, group: Group) -> None:
+    def visit(self, group: CoGroup) -> None:
         """Note what may work in this group, or the reason if nothing can."""
         refused = self._closed(group)
         before = len(self.candidates)
@@ -140,7 +166,7 @@ class Survey:
         if len(self.candidates) == before and refused is not None:
             self.rejections.append(refused)
 
-    def _closed(self, group: Group) -> Rejection | None:
+    def _closed(self, group: CoGroup) -> Rejection | None:
         policy = self.newcomer.policy
         if group.size >= policy.max_group:
             return Rejection(group.id, "full: {left:.0f} jobs of at most {right:.0f}", group.size, policy.max_group)
@@ -152,7 +178,7 @@ class Survey:
             return Rejection(group.id, "train memory: {left:.0f} GB >= {right:.0f} GB free", needed, free)
         return None
 
-    def _look(self, group: Group, view: Outlook, fit: Fit) -> Rejection | None:
+    def _look(self, group: CoGroup, view: Outlook, fit: Fit) -> Rejection | None:
         """What holds for all its nodes first, then node by node."""
         tolerated = self.newcomer.limit
         tightest = min(view.tightest, tolerated)
@@ -170,18 +196,18 @@ class Survey:
             refused = self._refused(group, nodes, fit, max(busiest, group.max_load))
             if refused is None:
                 floor = self._floor(view, nodes, new, fit, group.width)
-                self.candidates.append(Candidate(group, nodes, new, floor, round_robin))
+                self.candidates.append(GroupOption(group, nodes, new, floor, round_robin))
         return refused
 
     def _room(self, view: Outlook, nodes: tuple[int, ...], fit: Fit) -> bool:
         return len(nodes) == 1 and view.node_share.get(nodes[0], 0.0) + fit.roll / self.newcomer.limit <= 1
 
-    def _late(self, group: Group, view: Outlook, period: float) -> Rejection:
+    def _late(self, group: CoGroup, view: Outlook, period: float) -> Rejection:
         own = self.newcomer.limit <= view.tightest
         whose, tightest = (self.newcomer.job.id, self.newcomer.limit) if own else (view.whose, view.tightest)
         return Rejection(group.id, "SLO of job {job}: {left:.0f} s > {right:.0f} s", period, tightest, whose)
 
-    def _refused(self, group: Group, nodes: tuple[int, ...], fit: Fit, busiest: float) -> Rejection | None:
+    def _refused(self, group: CoGroup, nodes: tuple[int, ...], fit: Fit, busiest: float) -> Rejection | None:
         free = self.state.rollout.host_gb - max([group.node_mem.get(node, 0.0) for node in nodes])
         if fit.phases.mem_roll >= free:
             text = "rollout memory: {left:.0f} GB >= {right:.0f} GB free"
@@ -191,7 +217,7 @@ class Survey:
             return Rejection(group.id, "over-saturated: T_load {left:.0f} s > T_cycle {right:.0f} s", load, cycle)
         return None
 
-    def placements(self, group: Group) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def placements(self, group: CoGroup) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """(all nodes, new ones among them): windows of the existing nodes by load, then 1, 2 ... new nodes."""
         wanted = self.newcomer.job.profile.n_roll
         if wanted == 1:

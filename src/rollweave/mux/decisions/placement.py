@@ -15,19 +15,18 @@ import math
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from rollweave.mux.decisions.horizon import HOUR, bill, finishes
-from rollweave.mux.decisions.outlook import Candidate, Newcomer, Survey, Views
-from rollweave.mux.decisions.plan import Rejection, Step
-from rollweave.mux.decisions.policy import Policy
-from rollweave.mux.model.group import Group, Mode
-from rollweave.mux.model.job import Job
-from rollweave.mux.model.order import best_order
-from rollweave.mux.model.slo import Late, Verdict, judge
+from rollweave.mux.decisions.outlook import HOUR, GroupOption, Newcomer, Survey, Views, bill, finishes
+from rollweave.mux.decisions.plan import PlanStep, Rejection
+from rollweave.mux.model.group import CoGroup, Mode
+from rollweave.mux.model.job import MuxJob
+from rollweave.mux.model.period import best_order
+from rollweave.mux.model.policy import MuxPolicy
+from rollweave.mux.model.slo import Late, Verdict, assess
 from rollweave.mux.model.state import ClusterState
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Placement:
     """A feasible place: `nodes` of `group` (0: a new group), of which `new` come from the pool."""
 
     group: int
@@ -43,15 +42,15 @@ class Place:
 
 @dataclass(slots=True)
 class Search:
-    best: Place | None = None
+    best: Placement | None = None
     rejections: list[Rejection] = field(default_factory=list)
 
 
 def find_place(
     state: ClusterState,
-    job: Job,
+    job: MuxJob,
     now: float,
-    policy: Policy,
+    policy: MuxPolicy,
     skip: int = 0,
     below: float | None = None,
     views: Views | None = None,
@@ -77,24 +76,24 @@ def find_place(
     return search
 
 
-def _own_group(state: ClusterState, newcomer: Newcomer) -> Place | None:
+def _own_group(state: ClusterState, newcomer: Newcomer) -> Placement | None:
     profile = newcomer.job.profile
     if not (state.rollout.has(profile.n_roll) and state.train.has(profile.n_train)):
         return None
     nodes = state.rollout.peek(profile.n_roll)
     cost = state.rollout.price * profile.n_roll + state.train.price * profile.n_train
     score = cost * newcomer.left * newcomer.job.profile.solo_s / HOUR if newcomer.integrated else cost
-    return Place(0, nodes, nodes, cost, score)
+    return Placement(0, nodes, nodes, cost, score)
 
 
-def _judged(state: ClusterState, candidate: Candidate, newcomer: Newcomer) -> Place | Rejection:
+def _judged(state: ClusterState, candidate: GroupOption, newcomer: Newcomer) -> Placement | Rejection:
     """Look closely: can the group run with the newcomer there, in which mode, and at what price?"""
     group, job, policy = candidate.group, newcomer.job, newcomer.policy
     trial = group.copy()
     trial.add(job.id, newcomer.at(group.width).phases, candidate.nodes)
     trial.order = best_order(trial) if policy.order_search and trial.gang else trial.order
     jobs = _Members(state.jobs, job)
-    verdicts = [judge(trial, jobs, newcomer.now, policy, mode) for mode in _modes(trial, candidate, policy)]
+    verdicts = [assess(trial, jobs, newcomer.now, policy, mode) for mode in _modes(trial, candidate, policy)]
     passed = [verdict for verdict in verdicts if verdict.late is None]
     if not passed:
         late = verdicts[-1].late
@@ -103,10 +102,10 @@ def _judged(state: ClusterState, candidate: Candidate, newcomer: Newcomer) -> Pl
     cost = state.rollout.price * len(candidate.new)
     scored = [(_score(state, group, trial, verdict, newcomer, cost), verdict.mode) for verdict in passed]
     score, mode = min(scored, key=lambda pair: pair[0])
-    return Place(group.id, candidate.nodes, candidate.new, cost, score, mode, trial.order)
+    return Placement(group.id, candidate.nodes, candidate.new, cost, score, mode, trial.order)
 
 
-def _modes(trial: Group, candidate: Candidate, policy: Policy) -> tuple[Mode, ...]:
+def _modes(trial: CoGroup, candidate: GroupOption, policy: MuxPolicy) -> tuple[Mode, ...]:
     if policy.fifo == "off" or trial.gang:
         return ("rr",)
     if not candidate.round_robin:
@@ -114,7 +113,9 @@ def _modes(trial: Group, candidate: Candidate, policy: Policy) -> tuple[Mode, ..
     return ("rr", "fifo")
 
 
-def _score(state: ClusterState, group: Group, trial: Group, verdict: Verdict, newcomer: Newcomer, cost: float) -> float:
+def _score(
+    state: ClusterState, group: CoGroup, trial: CoGroup, verdict: Verdict, newcomer: Newcomer, cost: float
+) -> float:
     if not newcomer.integrated:
         return cost + newcomer.policy.slowdown_price * _slowdown(state, group, verdict, newcomer)
     now, jobs = newcomer.now, _Members(state.jobs, newcomer.job)
@@ -122,7 +123,7 @@ def _score(state: ClusterState, group: Group, trial: Group, verdict: Verdict, ne
     return bill(state, trial, ends, now) - bill(state, group, finishes(state, group), now)
 
 
-def _slowdown(state: ClusterState, group: Group, verdict: Verdict, newcomer: Newcomer) -> float:
+def _slowdown(state: ClusterState, group: CoGroup, verdict: Verdict, newcomer: Newcomer) -> float:
     """How many jobs' worth of speed the placement takes away, over all members."""
     if not newcomer.policy.slowdown_price:
         return 0.0
@@ -131,49 +132,49 @@ def _slowdown(state: ClusterState, group: Group, verdict: Verdict, newcomer: New
     return sum(pace / jobs[name].solo_s for name, pace in verdict.paces.items() if name in jobs) - before
 
 
-def too_late(group: int, late: Late, job: Job) -> Rejection:
+def too_late(group: int, late: Late, job: MuxJob) -> Rejection:
     text = f"SLO of job {{job}}: {{left:.0f}} s > {{right:.0f}} s ({job.slo:.2f} x {job.solo_s:.0f} s at submission)"
     return Rejection(group, text, late.seconds, late.limit, late.job)
 
 
-def placed(state: ClusterState, job: Job, place: Place) -> tuple[Step, ...]:
+def placed(state: ClusterState, job: MuxJob, place: Placement) -> tuple[PlanStep, ...]:
     """The steps that put an arriving job there."""
     if place.group == 0:
         return (_opened(state, job, place, f"new group, +${place.cost:.2f}/h"),)
     how = f"rollout scaling by {len(place.new)}" if place.new else "direct packing"
     why = f"{how} into group {place.group}, +${place.cost:.2f}/h"
-    return (Step("place", job.id, place.group, why, place.nodes, place.new), *arranged(state, place))
+    return (PlanStep("place", job.id, place.group, why, place.nodes, place.new), *arranged(state, place))
 
 
-def moved(state: ClusterState, job: Job, place: Place, why: str) -> tuple[Step, ...]:
+def moved(state: ClusterState, job: MuxJob, place: Placement, why: str) -> tuple[PlanStep, ...]:
     """The steps that put a running job there."""
     if place.group == 0:
         return (replace(_opened(state, job, place, f"to a new group: {why}"), kind="move"),)
     text = f"to group {place.group}, +${place.cost:.2f}/h: {why}"
-    return (Step("move", job.id, place.group, text, place.nodes, place.new), *arranged(state, place))
+    return (PlanStep("move", job.id, place.group, text, place.nodes, place.new), *arranged(state, place))
 
 
-def _opened(state: ClusterState, job: Job, place: Place, why: str) -> Step:
+def _opened(state: ClusterState, job: MuxJob, place: Placement, why: str) -> PlanStep:
     train = state.train.peek(job.profile.n_train)
-    return Step("open", job.id, state.next_group, why, place.nodes, place.new, train)
+    return PlanStep("open", job.id, state.next_group, why, place.nodes, place.new, train)
 
 
-def arranged(state: ClusterState, place: Place) -> tuple[Step, ...]:
+def arranged(state: ClusterState, place: Placement) -> tuple[PlanStep, ...]:
     """The host's new mode and order, if they change."""
     host = state.groups[place.group]
     if (place.mode, place.order) == (host.mode, host.order):
         return ()
-    return (Step("arrange", "", place.group, f"run {place.mode}", mode=place.mode, order=place.order),)
+    return (PlanStep("arrange", "", place.group, f"run {place.mode}", mode=place.mode, order=place.order),)
 
 
-class _Members(dict[str, Job]):
+class _Members(dict[str, MuxJob]):
     """All jobs and the newcomer, without copying thousands of entries per candidate."""
 
-    def __init__(self, jobs: dict[str, Job], newcomer: Job) -> None:
+    def __init__(self, jobs: dict[str, MuxJob], newcomer: MuxJob) -> None:
         super().__init__({newcomer.id: newcomer})
         self.rest = jobs
 
-    def __missing__(self, name: str) -> Job:
+    def __missing__(self, name: str) -> MuxJob:
         return self.rest[name]
 
     def __contains__(self, name: object) -> bool:

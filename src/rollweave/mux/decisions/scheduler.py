@@ -7,31 +7,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rollweave.mux.decisions.apply import apply, tried
-from rollweave.mux.decisions.consolidate import consolidated
-from rollweave.mux.decisions.departure import left_safely
-from rollweave.mux.decisions.estimate import observed
+from rollweave.mux.decisions.departure import consolidated, left_safely
 from rollweave.mux.decisions.invariants import check_plan
-from rollweave.mux.decisions.lookout import looked_out
+from rollweave.mux.decisions.lookout import looked_out, observed
 from rollweave.mux.decisions.placement import find_place, placed
-from rollweave.mux.decisions.plan import Plan, Step
-from rollweave.mux.decisions.policy import ROLLMUX, Policy
-from rollweave.mux.model.job import Job
+from rollweave.mux.decisions.plan import Plan, PlanStep, apply, tried
+from rollweave.mux.model.job import MuxJob
+from rollweave.mux.model.policy import ROLLMUX, MuxPolicy
 from rollweave.mux.model.state import ClusterState
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    policy: Policy = ROLLMUX
+    policy: MuxPolicy = ROLLMUX
 
-    def arrive(self, state: ClusterState, job: Job, now: float) -> Plan:
+    def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan:
         """Where a new (or resubmitted) job goes; a `wait` step if the pools have no room for it."""
         candidate = replace(job)
         candidate.promise(now)
         search = find_place(state, candidate, now, self.policy)
         if search.best is None:
             why = "no group can take it and the pools have no free nodes"
-            return Plan((Step("wait", job.id, why=why),), tuple(search.rejections))
+            return Plan((PlanStep("wait", job.id, why=why),), tuple(search.rejections))
         plan = Plan(placed(state, job, search.best), tuple(search.rejections))
         if search.best.group or not self.policy.consolidation:
             return plan
@@ -54,7 +51,7 @@ class Scheduler:
         state.jobs[job].seen = observed(state.jobs[job], t_roll, t_train)
         return looked_out(state, state.jobs[job], now, self.policy)
 
-    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: Job | None = None) -> None:
+    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None:
         """Check the plan on a copy of what it touches, then carry it out. `arriving`: the job of an `arrive` plan."""
         if plan:
             check_plan(state, plan, now, self.policy, arriving)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from rollweave.mux.model.profile import JobProfile
+from rollweave.mux.model.job import JobProfile
 
 Mode = Literal["rr", "fifo"]
 """Strict round robin (one period for all) or first come, first served (each job at its own rate)."""
@@ -53,7 +53,7 @@ def phases_at(profile: JobProfile, width: int) -> Phases:
 
 
 @dataclass(slots=True)
-class Group:
+class CoGroup:
     id: int
     train_nodes: tuple[int, ...]
     mode: Mode = "rr"
@@ -168,8 +168,8 @@ class Group:
         self.train_mem = sum(self.phases[job].mem_train for job in self.jobs)
         self.gang = any(len(nodes) > 1 for nodes in self.pins.values())
 
-    def copy(self) -> Group:
-        return Group(
+    def copy(self) -> CoGroup:
+        return CoGroup(
             self.id,
             self.train_nodes,
             self.mode,

@@ -14,11 +14,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rollweave.mux.decisions.policy import Policy
-from rollweave.mux.model.coexec import fifo_bound, fifo_worst, meta_period
-from rollweave.mux.model.fifo import fifo_means
-from rollweave.mux.model.group import Group, Mode
-from rollweave.mux.model.job import Job
+from rollweave.mux.model.group import CoGroup, Mode
+from rollweave.mux.model.job import MuxJob
+from rollweave.mux.model.period import fifo_bound, fifo_means, fifo_worst, meta_period
+from rollweave.mux.model.policy import MuxPolicy
 
 SLACK = 1 + 1e-9
 """Sums of the same numbers in another order may differ in the last digits."""
@@ -40,16 +39,16 @@ class Verdict(NamedTuple):
     late: Late | None = None
 
 
-def by_deadline(job: Job, policy: Policy) -> bool:
+def by_deadline(job: MuxJob, policy: MuxPolicy) -> bool:
     return policy.banking and not math.isinf(job.n_iters)
 
 
-def time_left(job: Job, now: float) -> float:
+def time_left(job: MuxJob, now: float) -> float:
     """Seconds until its deadline, from when it can run again."""
     return job.deadline - max(now, job.resumes_at)
 
 
-def limit(job: Job, now: float, policy: Policy) -> float:
+def limit(job: MuxJob, now: float, policy: MuxPolicy) -> float:
     """The longest mean iteration the job tolerates from now on."""
     promised = job.slo * job.solo_s
     if by_deadline(job, policy):
@@ -63,12 +62,12 @@ def limit(job: Job, now: float, policy: Policy) -> float:
     return min(promised, time_left(job, now) / max(1.0, job.remaining(now)))
 
 
-def has_way_out(job: Job, worst: float, now: float) -> bool:
+def has_way_out(job: MuxJob, worst: float, now: float) -> bool:
     """Could it, after one more iteration of `worst` seconds, still move to nodes of its own and be in time?"""
     return max(now, job.resumes_at) + worst + job.profile.move_s + job.remaining(now) * job.solo_s <= job.deadline
 
 
-def judge(group: Group, jobs: Mapping[str, Job], now: float, policy: Policy, mode: Mode) -> Verdict:
+def assess(group: CoGroup, jobs: Mapping[str, MuxJob], now: float, policy: MuxPolicy, mode: Mode) -> Verdict:
     """Run the group in this mode: paces of the members, and the first promise that breaks."""
     members = group.jobs
     if mode == "rr" or len(group.pins) == 1:
@@ -84,12 +83,12 @@ def _first(lates: Iterable[Late | None]) -> Late | None:
     return next((late for late in lates if late is not None), None)
 
 
-def _late(job: Job, pace: float, now: float, policy: Policy) -> Late | None:
+def _late(job: MuxJob, pace: float, now: float, policy: MuxPolicy) -> Late | None:
     tolerated = limit(job, now, policy)
     return Late(job.id, pace, tolerated) if pace > tolerated * SLACK else None
 
 
-def _late_fifo(group: Group, job: Job, mean: float, now: float, policy: Policy) -> Late | None:
+def _late_fifo(group: CoGroup, job: MuxJob, mean: float, now: float, policy: MuxPolicy) -> Late | None:
     """In time by proof, or by simulation with a way out."""
     worst = fifo_worst(group, job.id)
     if not by_deadline(job, policy):
@@ -104,7 +103,7 @@ def _late_fifo(group: Group, job: Job, mean: float, now: float, policy: Policy) 
     return Late(job.id, mean, tolerated)
 
 
-def paces(group: Group) -> dict[str, float]:
+def paces(group: CoGroup) -> dict[str, float]:
     """Expected mean iteration of every member, in the group's mode."""
     if group.mode == "rr" or len(group.pins) == 1:
         return dict.fromkeys(group.pins, meta_period(group))

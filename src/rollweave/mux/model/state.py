@@ -1,27 +1,82 @@
 """Everything the scheduler knows: pools, groups, jobs. Plain data; time is always an argument.
 
 A plan is checked on a `sketch` of the state (only the groups it touches are copied) before the state itself changes.
+
+Nodes and what they cost: two pools, each with a price, host memory and perhaps a limit.
+
+A node is a number in its pool. The lowest free number is always used next, so that the same arrivals give the
+same nodes on every run.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rollweave.mux.model.group import Group, Phases
-from rollweave.mux.model.job import Job
-from rollweave.mux.model.node import Pool, rollout_pool, train_pool
-from rollweave.mux.model.profile import JobProfile
+from rollweave.mux.model.group import CoGroup, Phases
+from rollweave.mux.model.job import JobProfile, MuxJob
+
+GPUS_PER_NODE = 8
+
+
+@dataclass(slots=True)
+class NodePool:
+    price: float
+    """Dollars per node and hour."""
+    host_gb: float = 2048.0
+    limit: float = math.inf
+    used: float = 0
+    """Nodes given out. Whole ones, but for Gavel+, which pays for fractions."""
+    next: int = 0
+    freed: list[int] = field(default_factory=list)
+
+    def has(self, count: int) -> bool:
+        return self.used + count <= self.limit
+
+    def peek(self, count: int) -> tuple[int, ...]:
+        """The numbers the next `take` would give out."""
+        free = heapq.nsmallest(count, self.freed)
+        return (*free, *range(self.next, self.next + count - len(free)))
+
+    def take(self, nodes: tuple[int, ...]) -> None:
+        for node in nodes:
+            if node >= self.next:
+                self.freed.extend(range(self.next, node))
+                self.next = node + 1
+            else:
+                self.freed.remove(node)
+        heapq.heapify(self.freed)
+        self.used += len(nodes)
+
+    def give_back(self, nodes: tuple[int, ...]) -> None:
+        for node in nodes:
+            heapq.heappush(self.freed, node)
+        self.used -= len(nodes)
+
+    def copy(self) -> NodePool:
+        return NodePool(self.price, self.host_gb, self.limit, self.used, self.next, list(self.freed))
+
+
+def rollout_pool(host_gb: float = 2048.0, limit: float = math.inf) -> NodePool:
+    """8 x H20 at $1.85 per GPU and hour (RollMux section 6)."""
+    return NodePool(GPUS_PER_NODE * 1.85, host_gb, limit)
+
+
+def train_pool(host_gb: float = 2048.0, limit: float = math.inf) -> NodePool:
+    """8 x H800 at $5.28 per GPU and hour (RollMux section 6)."""
+    return NodePool(GPUS_PER_NODE * 5.28, host_gb, limit)
 
 
 @dataclass(slots=True)
 class ClusterState:
-    rollout: Pool = field(default_factory=rollout_pool)
-    train: Pool = field(default_factory=train_pool)
-    groups: dict[int, Group] = field(default_factory=dict)
+    rollout: NodePool = field(default_factory=rollout_pool)
+    train: NodePool = field(default_factory=train_pool)
+    groups: dict[int, CoGroup] = field(default_factory=dict)
     """In creation order."""
-    jobs: dict[str, Job] = field(default_factory=dict)
+    jobs: dict[str, MuxJob] = field(default_factory=dict)
     """Placed jobs only."""
     home: dict[str, int] = field(default_factory=dict)
     """Job -> its group."""
@@ -31,10 +86,10 @@ class ClusterState:
         """Dollars per hour of all provisioned nodes."""
         return self.rollout.price * self.rollout.used + self.train.price * self.train.used
 
-    def group_of(self, job: str) -> Group:
+    def group_of(self, job: str) -> CoGroup:
         return self.groups[self.home[job]]
 
-    def group_cost(self, group: Group) -> float:
+    def group_cost(self, group: CoGroup) -> float:
         return group.cost(self.rollout.price, self.train.price)
 
     def report(self, job: str, done: float, now: float) -> None:
@@ -67,8 +122,8 @@ class ClusterState:
         groups = [_group(item) for item in data["groups"].values()]
         jobs = [_job(item) for item in data["jobs"].values()]
         return cls(
-            Pool(**data["rollout"]),
-            Pool(**data["train"]),
+            NodePool(**data["rollout"]),
+            NodePool(**data["train"]),
             {group.id: group for group in groups},
             {job.id: job for job in jobs},
             dict(data["home"]),
@@ -76,12 +131,12 @@ class ClusterState:
         )
 
 
-def _job(item: dict[str, Any]) -> Job:
-    return Job(**{**item, "profile": JobProfile(**item["profile"]), "seen": tuple(item["seen"])})
+def _job(item: dict[str, Any]) -> MuxJob:
+    return MuxJob(**{**item, "profile": JobProfile(**item["profile"]), "seen": tuple(item["seen"])})
 
 
-def _group(item: dict[str, Any]) -> Group:
-    return Group(
+def _group(item: dict[str, Any]) -> CoGroup:
+    return CoGroup(
         item["id"],
         tuple(item["train_nodes"]),
         item["mode"],

@@ -14,26 +14,26 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from rollweave.mux.model.group import Group
-from rollweave.mux.model.job import Job
+from rollweave.mux.model.group import CoGroup
+from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.state import ClusterState
 from rollweave.mux.simulation.replay import Replay
 
-Stage = Literal["away", "roll queue", "roll", "train queue", "train"]
+RunnerStage = Literal["away", "roll queue", "roll", "train queue", "train"]
 TRAIN = "train"
 Where = int | str
 """A rollout node, or the train nodes of a group."""
-Place = tuple[int, Where]
+PhaseNode = tuple[int, Where]
 
 
 @dataclass(slots=True)
 class Runner:
     """One job between its phases."""
 
-    job: Job
+    job: MuxJob
     home: int
     done: int
-    stage: Stage = "away"
+    stage: RunnerStage = "away"
     lap: int = 0
     queued: int = 0
     """When it took its place in a queue, as a count of all queueings so far."""
@@ -43,7 +43,7 @@ class Runner:
     iterations_in_slo: int = 0
     epoch: int = 0
     """Events of an earlier epoch are void: the job was moved."""
-    held: tuple[Place, ...] = ()
+    held: tuple[PhaseNode, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -58,7 +58,7 @@ class Runner:
 class PhaseWorld:
     state: ClusterState
     runners: dict[str, Runner] = field(default_factory=dict)
-    busy: set[Place] = field(default_factory=set)
+    busy: set[PhaseNode] = field(default_factory=set)
     modes: dict[int, str] = field(default_factory=dict)
     events: list[tuple[float, int, str, int]] = field(default_factory=list)
     number: int = 0
@@ -110,7 +110,7 @@ class PhaseWorld:
         self.number += 1
         heapq.heappush(self.events, (when, self.number, runner.job.id, runner.epoch))
 
-    def _queue(self, runner: Runner, stage: Stage) -> None:
+    def _queue(self, runner: Runner, stage: RunnerStage) -> None:
         self.number += 1
         runner.stage, runner.queued = stage, self.number
 
@@ -133,7 +133,7 @@ class PhaseWorld:
         if not runner.finished:
             self._serve(group, now)
 
-    def _join(self, runner: Runner, group: Group, now: float) -> None:
+    def _join(self, runner: Runner, group: CoGroup, now: float) -> None:
         """At the tail of the lap that rolls out now: whoever is in it already is not held up."""
         others = [other for other in self._present(group) if other is not runner]
         runner.lap = max((other.lap + other.stage.startswith("train") for other in others), default=0)
@@ -141,17 +141,17 @@ class PhaseWorld:
         if runner.began < 0:
             runner.last_end = now
 
-    def _present(self, group: Group) -> list[Runner]:
+    def _present(self, group: CoGroup) -> list[Runner]:
         members = (self.runners.get(name) for name in group.order or group.jobs)
         return [runner for runner in members if runner and runner.stage != "away" and runner.home == group.id]
 
-    def _relap(self, group: Group) -> None:
+    def _relap(self, group: CoGroup) -> None:
         """Coming from first come, first served: everybody starts round robin in the same lap."""
         self.modes[group.id] = group.mode
         for runner in self._present(group):
             runner.lap = 0
 
-    def _serve(self, group: Group, now: float) -> None:
+    def _serve(self, group: CoGroup, now: float) -> None:
         """Start whatever may start."""
         present = self._present(group)
         for runner in present:
@@ -163,23 +163,23 @@ class PhaseWorld:
                 self._start(runner, group, now, "train")
                 break
 
-    def _first_on_all(self, runner: Runner, group: Group, present: list[Runner]) -> bool:
+    def _first_on_all(self, runner: Runner, group: CoGroup, present: list[Runner]) -> bool:
         return all(self._turn(runner, node, group, present) for node in self._pins(runner))
 
     def _pins(self, runner: Runner) -> tuple[int, ...]:
         return self.state.groups[runner.home].pins[runner.job.id]
 
-    def _turn(self, runner: Runner, where: Where, group: Group, present: list[Runner]) -> bool:
+    def _turn(self, runner: Runner, where: Where, group: CoGroup, present: list[Runner]) -> bool:
         if (group.id, where) in self.busy:
             return False
         rivals = [other for other in present if where == TRAIN or where in self._pins(other)]
         if group.mode == "fifo":
-            waiting: Stage = "train queue" if where == TRAIN else "roll queue"
+            waiting: RunnerStage = "train queue" if where == TRAIN else "roll queue"
             return runner.queued == min(other.queued for other in rivals if other.stage == waiting)
         laps = [other.next_lap(where) for other in rivals]
         return rivals[laps.index(min(laps))] is runner
 
-    def _start(self, runner: Runner, group: Group, now: float, stage: Stage) -> None:
+    def _start(self, runner: Runner, group: CoGroup, now: float, stage: RunnerStage) -> None:
         own, shared = group.phases[runner.job.id], len(group.pins) > 1
         runner.held = ((group.id, TRAIN),) if stage == "train" else tuple((group.id, n) for n in self._pins(runner))
         self.busy.update(runner.held)
@@ -230,7 +230,7 @@ class PhaseReplay(Replay):
         world.follow(now)
         return True
 
-    def _heard(self, job: Job, now: float) -> bool:
+    def _heard(self, job: MuxJob, now: float) -> bool:
         """The scheduler hears of an iteration, as it does from the daemon; true if it changed something."""
         own = job.profile
         ask = partial(self.decider.observe, self.state, job.id, own.t_roll, own.t_train, now)

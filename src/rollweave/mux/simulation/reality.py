@@ -1,6 +1,11 @@
 """What phases really last, where that is not what was profiled: drift of response lengths, migration of long tails.
 
 The scheduler goes on planning with profiles; the replay asks here for the pace that jobs really have.
+
+Long-tail migration: when most responses are done, the last ones move together and the next job gets the other GPUs.
+
+Only requests move, and the job's own training still waits for every response, so its iteration is not shorter; what
+shrinks is how long its rollout keeps the node from the next one. Planning never counts on it.
 """
 
 from __future__ import annotations
@@ -8,13 +13,40 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import NamedTuple
 
-from rollweave.mux.model.group import Group
-from rollweave.mux.model.job import Job
-from rollweave.mux.model.migration import Migration
+from rollweave.mux.model.group import CoGroup
+from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.slo import paces
 from rollweave.mux.model.state import ClusterState
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    threshold: float = 0.8
+    """Share of responses that are done when the rest is moved."""
+    at_limit: float = 0.03
+    """Share of responses cut off at the maximum length; with `spread` it fixes the law of lengths."""
+    spread: float = 0.8
+    """Standard deviation of the logarithm of a response's length."""
+    gpus: int = 8
+    tail_gpus: int = 2
+    move_s: float = 3.0
+    """Computing the kept tokens of the moved requests again (RollPacker measures less than 3 s for it)."""
+
+    @property
+    def busy_share(self) -> float:
+        """Of a rollout, the share until the threshold: a request's time is its length, lengths are lognormal."""
+        law = NormalDist()
+        return min(1.0, math.exp(self.spread * (law.inv_cdf(self.threshold) - law.inv_cdf(1 - self.at_limit))))
+
+    def occupancy(self, roll_s: float) -> float:
+        """Seconds of the node that a rollout really takes from the next one: the tail holds some GPUs only."""
+        until = self.busy_share * roll_s
+        tail = (roll_s - until) * self.tail_gpus / self.gpus
+        return min(roll_s, until + tail + self.move_s)
+
 
 DRIFT_OVER = 90
 """Iterations over which a profile changes; flat afterwards (RollMux's drift figure shows 90 steps)."""
@@ -50,13 +82,13 @@ class Reality:
                 if name in state.jobs:
                     state.jobs[name].pace = pace
 
-    def measured(self, job: Job, now: float) -> tuple[float, float]:
+    def measured(self, job: MuxJob, now: float) -> tuple[float, float]:
         """Rollout and train seconds of the iteration that ends now."""
         t_roll, t_train = self.profiles.setdefault(job.id, (job.profile.t_roll, job.profile.t_train))
         factor = self.drifts.get(job.id, Drift()).factor(job.done_at(now))
         return t_roll * factor, t_train * factor
 
-    def extra_s(self, job: Job) -> float:
+    def extra_s(self, job: MuxJob) -> float:
         """How much its work would take alone beyond what was profiled: what a job does more of is not lateness."""
         drift = self.drifts.get(job.id)
         if drift is None:
@@ -65,7 +97,7 @@ class Reality:
         grown = sum(max(0.0, drift.factor(number) - 1) for number in range(int(job.n_iters)))
         return grown * (t_roll + t_train)
 
-    def _paces(self, group: Group, state: ClusterState, now: float) -> dict[str, float]:
+    def _paces(self, group: CoGroup, state: ClusterState, now: float) -> dict[str, float]:
         if self.drifts:
             return self._computed(self._drifted(group, state, now))
         made_of = (group.mode, tuple(group.pins.items()), tuple(group.phases.values()), group.order)
@@ -75,7 +107,7 @@ class Reality:
             self.known[group.id] = (made_of, found)
         return found
 
-    def _drifted(self, group: Group, state: ClusterState, now: float) -> Group:
+    def _drifted(self, group: CoGroup, state: ClusterState, now: float) -> CoGroup:
         real = group.copy()
         for name in group.jobs:
             job = state.jobs[name]
@@ -85,13 +117,13 @@ class Reality:
             real.retime(name, own._replace(roll=t_roll, train=t_train * scale))
         return real
 
-    def _computed(self, group: Group) -> dict[str, float]:
+    def _computed(self, group: CoGroup) -> dict[str, float]:
         if self.migration is None or group.mode != "rr" or group.gang or len(group.pins) == 1:
             return paces(group)
         return dict.fromkeys(group.pins, migrated_period(group, self.migration))
 
 
-def migrated_period(group: Group, migration: Migration) -> float:
+def migrated_period(group: CoGroup, migration: Migration) -> float:
     """One meta-iteration of round robin if every rollout with somebody waiting behind it gives its node up early."""
     loads: dict[int, float] = {}
     longest = group.max_solo

@@ -18,20 +18,20 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from rollweave.errors import ConfigError
 from rollweave.mux.decisions.plan import Plan
-from rollweave.mux.model.job import Job
+from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.state import ClusterState
-from rollweave.mux.simulation.ledger import SLACK, Ledger
+from rollweave.mux.simulation.books import SLACK, ReplayBooks
 from rollweave.mux.simulation.reality import Reality
 
 
 class Decider(Protocol):
     """What a policy has to answer; `Scheduler` does, and so does every baseline."""
 
-    def arrive(self, state: ClusterState, job: Job, now: float) -> Plan: ...
+    def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan: ...
     def depart(self, state: ClusterState, job: str, now: float) -> Plan: ...
     def fail(self, state: ClusterState, job: str, now: float) -> Plan: ...
     def observe(self, state: ClusterState, job: str, t_roll: float, t_train: float, now: float) -> Plan: ...
-    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: Job | None = None) -> None: ...
+    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None: ...
 
 
 @runtime_checkable
@@ -75,8 +75,8 @@ class Ended(NamedTuple):
 
 
 @dataclass(slots=True)
-class Outcome:
-    ledger: Ledger = field(default_factory=Ledger)
+class ReplayResult:
+    ledger: ReplayBooks = field(default_factory=ReplayBooks)
     ended: list[Ended] = field(default_factory=list)
     admissions: Counter[str] = field(default_factory=Counter)
     decisions: list[Decision] = field(default_factory=list)
@@ -103,17 +103,17 @@ class Replay:
     stopwatch: Callable[[], float] = lambda: 0.0
     """Seconds; only for the latency of decisions. Without one they are all 0 and a replay is the same every time."""
     reality: Reality | None = None
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: ReplayResult = field(default_factory=ReplayResult)
     events: list[tuple[float, int, bool, Action]] = field(default_factory=list)
     """Time, number, whether the replay has to go on for it (a look around is no reason to), what to do."""
-    waiting: deque[Job] = field(default_factory=deque)
+    waiting: deque[MuxJob] = field(default_factory=deque)
     """Submitted while the pools were full; tried again, in order, after each departure."""
     submitted: dict[str, float] = field(default_factory=dict)
     placed: dict[str, float] = field(default_factory=dict)
     first_solo: dict[str, float] = field(default_factory=dict)
     number: int = 0
 
-    def run(self, arrivals: Iterable[tuple[float, Job]], failures: Sequence[Failure] = ()) -> Outcome:
+    def run(self, arrivals: Iterable[tuple[float, MuxJob]], failures: Sequence[Failure] = ()) -> ReplayResult:
         for at, job in arrivals:
             self._at(at, partial(self._arrive, job))
         for failure in failures:
@@ -150,7 +150,7 @@ class Replay:
     def _over(self) -> bool:
         return not self.state.jobs and not any(counts for _, _, counts, _ in self.events)
 
-    def _arrive(self, job: Job, now: float) -> None:
+    def _arrive(self, job: MuxJob, now: float) -> None:
         self.submitted.setdefault(job.id, now)
         self.first_solo.setdefault(job.id, job.solo_s)
         plan = self._decide("arrive", job.id, now, lambda: self.decider.arrive(self.state, job, now), job)
@@ -162,14 +162,14 @@ class Replay:
         how = "isolated" if placed.kind == "open" else "scaling" if placed.new_nodes else "direct"
         self.outcome.admissions[how] += 1
 
-    def _depart(self, job: Job, now: float) -> None:
+    def _depart(self, job: MuxJob, now: float) -> None:
         submitted, placed = self.submitted[job.id], self.placed[job.id]
         ended = Ended(job.id, submitted, job.profile.cold_s, placed - submitted, now, self._deadline(job))
         self.outcome.ended.append(ended)
         self._decide("depart", job.id, now, lambda: self.decider.depart(self.state, job.id, now))
         self._retry(now)
 
-    def _deadline(self, job: Job) -> float:
+    def _deadline(self, job: MuxJob) -> float:
         if self.reality is None or not self.reality.drifts:
             return job.deadline
         # Judged against the work as it became, from the first placement on: resubmissions do not start a new clock.
@@ -189,7 +189,9 @@ class Replay:
         for _ in range(len(self.waiting)):
             self._arrive(self.waiting.popleft(), now)
 
-    def _decide(self, event: str, name: str, now: float, ask: Callable[[], Plan], arriving: Job | None = None) -> Plan:
+    def _decide(
+        self, event: str, name: str, now: float, ask: Callable[[], Plan], arriving: MuxJob | None = None
+    ) -> Plan:
         began = self.stopwatch()
         plan = ask()
         latency = (self.stopwatch() - began) * 1000
@@ -224,7 +226,7 @@ class Replay:
                 self._observe_one(job, now)
         self._at(now + self.reality.every_s, self._observe, counts=False)
 
-    def _observe_one(self, job: Job, now: float) -> None:
+    def _observe_one(self, job: MuxJob, now: float) -> None:
         assert self.reality is not None
         t_roll, t_train = self.reality.measured(job, now)
         profile = job.profile.with_times(t_roll, t_train)

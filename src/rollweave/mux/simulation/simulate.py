@@ -6,36 +6,58 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rollweave.errors import ConfigError
 from rollweave.mux.baselines.bound import lower_bound
 from rollweave.mux.baselines.setups import setup
-from rollweave.mux.simulation.classes import Workload, draw_jobs
+from rollweave.mux.model.policy import MuxPolicy
+from rollweave.mux.simulation.jobs import JobMix, draw_jobs
 from rollweave.mux.simulation.phases import PhaseReplay
-from rollweave.mux.simulation.replay import Failure, Outcome, Replay
+from rollweave.mux.simulation.replay import Failure, Replay, ReplayResult
 from rollweave.mux.simulation.trace import TraceJob
 from rollweave.seeds import generator
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class TraceScenario:
     """Everything that decides how a replay goes, but for the policy."""
 
     trace: Sequence[TraceJob]
-    workload: Workload = field(default_factory=Workload)
+    workload: JobMix = field(default_factory=JobMix)
     failures: float = 0.0
     """Share of jobs that are killed once, somewhere in their life, and submitted again an hour later."""
     limit: float = math.inf
     """Nodes per pool."""
-    host_gb: float = 2048.0
-    """Host memory of a node; it only limits jobs whose workload says `memory`."""
+    host_gb: float = math.inf
+    """Host memory of a node; infinite: enough for every job."""
     phases: bool = False
     """Every phase by itself instead of mean rates: slower, and the truth about what a change of a group does."""
+
+    def __post_init__(self) -> None:
+        if not self.host_gb > 0:
+            raise ConfigError(f"host_gb={self.host_gb}: the host memory of a node must be above 0 GB")
+
+
+def make_scenario(
+    trace: Sequence[TraceJob],
+    jobs: str = "mixed",
+    sizes: str = "one",
+    host_gb: float = 0.0,
+    failures: float = 0.0,
+    phases: bool = False,
+) -> TraceScenario:
+    """The scenario that the options of `rollweave mux simulate` describe; `host_gb` 0 means: enough for every job."""
+    workload = JobMix(jobs.lower(), sizes, memory=host_gb > 0)
+    return TraceScenario(trace, workload, failures, host_gb=host_gb or math.inf, phases=phases)
 
 
 def no_time() -> float:
     return 0.0
 
 
-def simulate(scenario: Scenario, policy: str, seed: int, stopwatch: Callable[[], float] = no_time) -> Outcome:
+def simulate(
+    scenario: TraceScenario, policy: str | MuxPolicy, seed: int, stopwatch: Callable[[], float] = no_time
+) -> ReplayResult:
+    """Replay under a policy: one that has a name, or one with switches of your own choice."""
     chosen = setup(policy, seed)
     for pool in (chosen.state.rollout, chosen.state.train):
         pool.limit, pool.host_gb = scenario.limit, scenario.host_gb
@@ -45,13 +67,13 @@ def simulate(scenario: Scenario, policy: str, seed: int, stopwatch: Callable[[],
     return replay.run(arrivals, draw_failures(scenario, seed))
 
 
-def bound(scenario: Scenario, seed: int) -> float:
+def bound(scenario: TraceScenario, seed: int) -> float:
     """What no policy could go below on the same trace and jobs."""
     jobs = draw_jobs(scenario.trace, scenario.workload, seed)
     return lower_bound([(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)])
 
 
-def draw_failures(scenario: Scenario, seed: int) -> list[Failure]:
+def draw_failures(scenario: TraceScenario, seed: int) -> list[Failure]:
     failures = []
     for number, line in enumerate(scenario.trace):
         draw = generator(seed, "mux", "failure", number)

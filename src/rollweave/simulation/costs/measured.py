@@ -11,11 +11,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from rollweave.config.cluster import TRAINS, Pool
-from rollweave.config.measured import EngineTimes, Measured, TrainerTimes
+from rollweave.config.hardware import EngineTimes, Measured, TrainerTimes
 from rollweave.config.scenario import Scenario
 from rollweave.simulation.costs.roofline import EngineCosts
-from rollweave.simulation.costs.training import TrainingCosts
-from rollweave.simulation.costs.transfer import weight_path
+from rollweave.simulation.costs.training import TrainingCosts, weight_path
 from rollweave.simulation.durations import constant
 from rollweave.simulation.world.engine import SyncModel
 

@@ -7,7 +7,7 @@ kinds of work, each as slow as the slower of its arithmetic and its memory traff
     attention                     max(KV bytes / bandwidth, arithmetic / FLOPS), both in proportion to the cached tokens
 
 so a decode step takes `fixed(b) + per_cached_token * S` with S tokens in the caches of the batch. S grows by b each
-step, and the time of k steps has a closed form (`simulation/hardware/stretch.py`).
+step, and the time of k steps has a closed form (`simulation/hardware/batch.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from __future__ import annotations
 from math import ceil
 
 from rollweave.config.cluster import ClusterConfig, Pool
-from rollweave.config.constants import Constants
-from rollweave.config.hardware import Device
+from rollweave.config.hardware import Constants, Device
 from rollweave.config.models import ModelSpec
 from rollweave.errors import ConfigError
 

@@ -1,12 +1,23 @@
-"""How long a train step takes: its floating-point operations over what the devices really reach."""
+"""How long a train step takes: its floating-point operations over what the devices really reach.
+
+How long new weights take from the trainer to the engines.
+
+Through the store, the trainer copies them to its host's memory, which it waits for; from there they are pushed once
+over the slow link, and every engine pulls them over a fast one, mostly while it generates. The baseline is a broadcast
+during which everybody stands still.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from rollweave.config.cluster import ClusterConfig, Pool
-from rollweave.config.constants import Constants
+from rollweave.config.hardware import Constants
 from rollweave.config.models import ModelSpec
+from rollweave.simulation.durations import NO_TIME, constant
+from rollweave.simulation.world.engine import SyncModel
 from rollweave.trajectory import Batch
 
 
@@ -31,3 +42,34 @@ class TrainingCosts:
         attention = self._model.attention_flops_per_pair * sum(length * length / 2 for length in lengths)
         work = (products + attention) * self._constants.training_passes
         return work / self.flops + self._constants.training_overhead
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPath:
+    """Seconds of one update."""
+
+    snapshot: float
+    push: float
+    pull: float
+    """Accumulated: of one engine."""
+    exposed: float
+    """Of the pull, what the engine stands still for."""
+    broadcast: float
+
+    def model(self, transfer: Literal["background", "blocking"]) -> SyncModel:
+        if transfer == "blocking":
+            return SyncModel(NO_TIME, constant(self.broadcast), NO_TIME)
+        hidden = self.push + self.pull - self.exposed
+        return SyncModel(constant(self.snapshot), constant(hidden), constant(self.exposed))
+
+
+def weight_path(model: ModelSpec, constants: Constants, push_bandwidth: float | None = None) -> WeightPath:
+    gigabytes = model.weight_bytes / 1e9
+    pull = gigabytes / constants.pull_bandwidth
+    return WeightPath(
+        snapshot=gigabytes / constants.snapshot_bandwidth,
+        push=gigabytes / (push_bandwidth or constants.push_bandwidth),
+        pull=pull,
+        exposed=pull * constants.pull_exposed_share,
+        broadcast=gigabytes / constants.broadcast_bandwidth,
+    )

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rollweave.clock import Clock
-from rollweave.config.distributions import Distribution
+from rollweave.config.workload import Distribution
 from rollweave.seeds import generator
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
-from rollweave.simulation.workloads.sampling import count, sampler
+from rollweave.simulation.durations import count, sampler
 from rollweave.trajectory import Trajectory
 
 

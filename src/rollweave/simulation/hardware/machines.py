@@ -1,31 +1,60 @@
-"""From a scenario to modelled machinery: engines by pool, a trainer, environments, a judge."""
+"""From a scenario to modelled machinery: engines by pool, a trainer, environments, a judge.
+
+A simulated trainer on modelled hardware: a step takes as long as its tokens say, and teaches nothing.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from rollweave.clock import Clock
-from rollweave.cluster.placement import TakingTurns
 from rollweave.config.cluster import GENERATES, Pool
 from rollweave.config.job import Job
 from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
+from rollweave.fleet.colocated import TakingTurns
+from rollweave.fleet.proxy import LLMProxy, affinity
 from rollweave.observability.events import Emitter
-from rollweave.rollout.barrier import TurnBarrier
-from rollweave.rollout.manager import Stage
-from rollweave.rollout.proxy import LLMProxy, affinity
+from rollweave.rollout.manager import Stage, TurnBarrier
+from rollweave.seeds import generator
 from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_model
 from rollweave.simulation.costs.roofline import EngineCosts
-from rollweave.simulation.hardware.gpu_engine import GpuEngine
-from rollweave.simulation.hardware.gpu_trainer import GpuTrainer
-from rollweave.simulation.hardware.host_time import environments
+from rollweave.simulation.costs.training import TrainingCosts
+from rollweave.simulation.durations import Duration
+from rollweave.simulation.hardware.engine import GpuEngine, PrefillPool
+from rollweave.simulation.hardware.environment import ScriptedDialogue, WorkloadRewards, environments
 from rollweave.simulation.hardware.judge import Judge, JudgeModel
-from rollweave.simulation.hardware.prefill import PrefillPool
-from rollweave.simulation.hardware.script import ScriptedDialogue
-from rollweave.simulation.hardware.scripted_environment import WorkloadRewards
-from rollweave.simulation.workloads.source import Workload
-from rollweave.simulation.world.engine import SyncModel
-from rollweave.training.protocol import Trainer
+from rollweave.simulation.workloads.episode import Workload
+from rollweave.simulation.world.engine import SyncModel, simulated_fingerprint
+from rollweave.training.protocol import Metrics, Trainer
+from rollweave.trajectory import Batch
+from rollweave.weights.buckets import Fingerprint
+
+
+class GpuTrainer:
+    def __init__(self, clock: Clock, costs: TrainingCosts, publish_seconds: Duration) -> None:
+        self._clock = clock
+        self._costs = costs
+        self._publish_seconds = publish_seconds
+        self.busy_seconds = 0.0
+
+    async def train_step(self, batch: Batch) -> Metrics:
+        batch.check()
+        seconds = self._costs.seconds(batch)
+        await self._clock.sleep(seconds)
+        self.busy_seconds += seconds
+        return {"tokens/trained": float(batch.sampled_tokens)}
+
+    async def publish(self, version: int) -> Fingerprint:
+        await self._clock.sleep(self._publish_seconds(generator(version, "publish")))
+        return simulated_fingerprint(version)
+
+    async def save(self, folder: Path, driver: str) -> None:
+        pass
+
+    async def load(self, folder: Path) -> None:
+        pass
 
 
 @dataclass(slots=True)

@@ -17,15 +17,14 @@ from math import ceil
 from statistics import fmean
 
 from rollweave.config.cluster import Pool
-from rollweave.config.measured import Measured
+from rollweave.config.hardware import Measured
 from rollweave.config.planning import PlanConfig
 from rollweave.simulation.costs.measured import MeasuredEngine, MeasuredTraining
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
-from rollweave.simulation.costs.training import TrainingCosts
-from rollweave.simulation.costs.transfer import weight_path
+from rollweave.simulation.costs.training import TrainingCosts, weight_path
 from rollweave.simulation.planner.candidates import Candidate, Engines
+from rollweave.simulation.workloads.episode import DrawnWorkload
 from rollweave.simulation.workloads.presets import resolve
-from rollweave.simulation.workloads.source import DrawnWorkload
 
 GROUPS, MEMBERS = 64, 4
 """Of the sample."""

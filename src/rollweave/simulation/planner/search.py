@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from rollweave.config.planning import PlanConfig
-from rollweave.simulation.outcome import Outcome
+from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.planner.candidates import Candidate, candidates
 from rollweave.simulation.planner.estimate import Estimate, Estimator
 from rollweave.simulation.simulate import simulate
@@ -32,7 +32,7 @@ class Choice:
 
     candidate: Candidate
     estimate: Estimate
-    outcome: Outcome
+    outcome: SimulationResult
     dollars_per_hour: float
 
     @property
@@ -41,14 +41,14 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Recommendation:
     choices: list[Choice]
     """The best first."""
     considered: int
     estimator: Estimator
 
 
-def plan(config: PlanConfig) -> Result:
+def plan(config: PlanConfig) -> Recommendation:
     estimator = Estimator(config)
     estimates = sorted((estimator(each) for each in candidates(config)), key=lambda e: _guess(config, e))
     turns = estimator.batch * estimator.mean_turns
@@ -56,13 +56,13 @@ def plan(config: PlanConfig) -> Result:
     tries = int(min(MOST, max(FEWEST, TURNS / (turns * steps))))
     choices: list[Choice] = []
     for estimate in _promising(config, estimator, estimates, choices):
-        choices.append(judge(config, estimate, steps))
+        choices.append(assess(config, estimate, steps))
         if len(choices) >= tries:
             break
-    return Result(sorted(choices, key=lambda c: merit(config, c)), len(estimates), estimator)
+    return Recommendation(sorted(choices, key=lambda c: merit(config, c)), len(estimates), estimator)
 
 
-def judge(config: PlanConfig, estimate: Estimate, steps: int = STEPS) -> Choice:
+def assess(config: PlanConfig, estimate: Estimate, steps: int = STEPS) -> Choice:
     """Simulate it."""
     candidate = estimate.candidate
     outcome = simulate(candidate.scenario(config, steps, WARMUP))

@@ -9,7 +9,7 @@ from rollweave.config.document import dump
 from rollweave.config.planning import PlanConfig
 from rollweave.errors import ConfigError
 from rollweave.simulation.planner.candidates import Candidate, Engines
-from rollweave.simulation.planner.search import Choice, Result
+from rollweave.simulation.planner.search import Choice, Recommendation
 
 BALANCED = 0.25
 """Idle shares up to which a pool counts as well used."""
@@ -22,7 +22,7 @@ NUMBERS = ("step s", "tokens/s", "$/h", "$/step", "idle train", "idle rollout")
 HEADINGS = (*LABELS, *NUMBERS)
 
 
-def table(result: Result, shown: int) -> str:
+def table(result: Recommendation, shown: int) -> str:
     rows = [HEADINGS, *(_row(place, choice) for place, choice in enumerate(result.choices[:shown], 1))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     return "\n".join(
@@ -56,7 +56,7 @@ def _figure(value: float) -> str:
     return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
 
 
-def why(plan: PlanConfig, result: Result) -> list[str]:
+def why(plan: PlanConfig, result: Recommendation) -> list[str]:
     """Sentences about the best choice."""
     best = result.choices[0]
     found = [_bound(best), _decode(plan, result, best.candidate)]
@@ -88,7 +88,7 @@ def _bound(best: Choice) -> str:
     return f"Rollout and training are in balance: {shares}."
 
 
-def _decode(plan: PlanConfig, result: Result, best: Candidate) -> str:
+def _decode(plan: PlanConfig, result: Recommendation, best: Candidate) -> str:
     """What the engines mostly do, and what their device offers for it."""
     engines = max(best.rollout, key=lambda each: each.count)
     share = result.estimator.decode_share(engines)
@@ -113,7 +113,7 @@ def _flops_per_dollar(plan: PlanConfig, device: str) -> float:
     return plan.device(device).tflops / max(1e-9, plan.price(device))
 
 
-def _against(best: Choice, result: Result, field: str, what: str) -> str:
+def _against(best: Choice, result: Recommendation, field: str, what: str) -> str:
     """What the best candidate that differs there would take."""
     mine = getattr(best.candidate, field)
     other = next((c for c in result.choices[1:] if getattr(c.candidate, field) != mine), None)
@@ -126,7 +126,7 @@ def _against(best: Choice, result: Result, field: str, what: str) -> str:
     )
 
 
-def _cheaper(best: Choice, result: Result) -> str:
+def _cheaper(best: Choice, result: Recommendation) -> str:
     """What costs clearly less and takes hardly longer."""
     limit = best.outcome.tokens_per_second / ALMOST
     others = [c for c in result.choices[1:] if c.outcome.tokens_per_second >= limit]
@@ -154,7 +154,7 @@ def _engines(each: Engines) -> str:
     return f"{each.count} {each.device} TP {each.tensor_parallel}"
 
 
-def as_data(plan: PlanConfig, result: Result, shown: int) -> dict[str, Any]:
+def as_data(plan: PlanConfig, result: Recommendation, shown: int) -> dict[str, Any]:
     """For a program."""
     return {
         "name": plan.name,

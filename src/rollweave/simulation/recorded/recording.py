@@ -15,11 +15,10 @@ from typing import Any, NoReturn
 
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineStats, Request
-from rollweave.rollout.link import Packet
-from rollweave.rollout.messages import Lease, Report
+from rollweave.rollout.link import Lease, Packet, Report
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch, Outcome, Span, Trajectory, Transform, Turn
-from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.buckets import Fingerprint
 
 RECORDED = "recorded"
 
@@ -70,9 +69,6 @@ class RecordedTrainer:
     async def load(self, folder: Path) -> None:
         pass
 
-    async def close(self) -> None:
-        pass
-
 
 class RecordedEngine:
     """Answers nobody: episodes end as they were recorded."""
@@ -112,9 +108,6 @@ class RecordedEngine:
 
     def release(self, trajectory: str) -> None:
         self._nobody_asks()
-
-    async def close(self) -> None:
-        pass
 
     @staticmethod
     def _nobody_asks() -> NoReturn:

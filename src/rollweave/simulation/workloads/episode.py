@@ -2,26 +2,31 @@
 
 All of it is drawn when the episode begins, from one generator that the task and the number of the attempt fix, so
 every mode and every cluster plays the same episodes.
+
+Where a simulation's groups come from: tasks drawn by weight, and for each attempt an episode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, sqrt
 from random import Random
+from typing import Protocol
 
-from rollweave.config.distributions import LogNormal
-from rollweave.config.workload import TaskModel
+from rollweave.config.workload import Constant, LogNormal, TaskModel
 from rollweave.seeds import generator
-from rollweave.simulation.workloads.sampling import Draw, count, sampler
+from rollweave.simulation.durations import Draw, count, sampler
+from rollweave.tasks import Mixture, SeedSource, Task, TaskSource
+from rollweave.trajectory import Trajectory
 
 NEVER = float("inf")
 """A call that takes so long hangs until its deadline."""
 
 
 @dataclass(slots=True)
-class Episode:
+class EpisodeScript:
     reset_seconds: float
     observations: list[int]
     """Tokens shown before each answer."""
@@ -47,7 +52,7 @@ class EpisodeModel:
         self._image = sampler(task.image_seconds)
         self.reward_seconds = sampler(task.reward_seconds)
 
-    def draw(self, seed: int, instance: int) -> Episode:
+    def draw(self, seed: int, instance: int) -> EpisodeScript:
         """The `instance`-th episode of the task with this seed: one per member, then one per retry."""
         rng, common = generator(seed, instance), generator(seed, "task")
         # The prompt belongs to the task: all members see the same one.
@@ -61,11 +66,11 @@ class EpisodeModel:
         if rng.random() >= task.image_cache_hit_rate:
             reset += self._image(rng)
         reward = float(rng.random() < task.success_rate)
-        episode = Episode(reset, observations, answers, steps, reward)
+        episode = EpisodeScript(reset, observations, answers, steps, reward)
         self._misfortune(episode, rng)
         return episode
 
-    def _misfortune(self, episode: Episode, rng: Random) -> None:
+    def _misfortune(self, episode: EpisodeScript, rng: Random) -> None:
         task = self.task
         draw = rng.random()
         if draw < task.reset_hang_rate:
@@ -100,3 +105,57 @@ def _split(task: TaskModel) -> tuple[Draw, Callable[[Random], Draw] | None]:
 
 def _sum(one: Draw, other: Draw) -> Draw:
     return lambda rng: one(rng) + other(rng)
+
+
+class Workload(Protocol):
+    """Tasks in order, and the episodes that their attempts play."""
+
+    @property
+    def source(self) -> TaskSource: ...
+
+    def episode(self, task: Task) -> EpisodeScript:
+        """The next attempt's."""
+        ...
+
+    def judged(self, task: Task) -> bool: ...
+
+    def reward_seconds(self, trajectory: Trajectory) -> float:
+        """Of the rule that scores it."""
+        ...
+
+
+class Attempts:
+    """Numbers the attempts at each task. The members of a group begin in order: the n-th is member n, or a retry."""
+
+    def __init__(self) -> None:
+        self._begun: Counter[str] = Counter()
+
+    def next(self, task: Task) -> int:
+        number = self._begun[task.id]
+        self._begun[task.id] = number + 1
+        return number
+
+
+def weighted(weights: Mapping[str, float], seed: int) -> TaskSource:
+    """Tasks of these names, drawn by weight."""
+    sources = [SeedSource(name, seed) for name in weights]
+    return Mixture(sources, list(weights.values()), seed) if len(sources) > 1 else sources[0]
+
+
+class DrawnWorkload:
+    def __init__(self, tasks: Sequence[TaskModel], seed: int) -> None:
+        self._models = {task.name: EpisodeModel(task) for task in tasks}
+        self.source = weighted({task.name: task.weight for task in tasks}, seed)
+        self._attempts = Attempts()
+
+    def episode(self, task: Task) -> EpisodeScript:
+        return self._models[task.environment].draw(task.seed, self._attempts.next(task))
+
+    def judged(self, task: Task) -> bool:
+        return self._models[task.environment].task.judged
+
+    def reward_seconds(self, trajectory: Trajectory) -> float:
+        model = self._models[trajectory.task.environment]
+        if isinstance(model.task.reward_seconds, Constant):  # a generator takes longer to make than to use
+            return model.task.reward_seconds.value
+        return model.reward_seconds(generator(trajectory.task.seed, "reward", trajectory.id))

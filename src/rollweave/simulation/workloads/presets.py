@@ -7,8 +7,7 @@ is an assumption, and says so; `rollweave simulate` files and experiments may ov
 
 from __future__ import annotations
 
-from rollweave.config.distributions import Mixed, Part, constant, lognormal, uniform
-from rollweave.config.workload import TaskModel
+from rollweave.config.workload import Mixed, Part, TaskModel, constant, lognormal, uniform
 from rollweave.errors import ConfigError
 
 ALIKE = 0.3

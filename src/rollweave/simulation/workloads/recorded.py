@@ -14,15 +14,14 @@ from typing import Any
 from rollweave.errors import ConfigError
 from rollweave.observability.jsonl import read
 from rollweave.seeds import derive
-from rollweave.simulation.workloads.episode import Episode
-from rollweave.simulation.workloads.source import Attempts, weighted
+from rollweave.simulation.workloads.episode import Attempts, EpisodeScript, weighted
 from rollweave.tasks import Task, TaskSource
 from rollweave.trajectory import Trajectory
 
 
 class RecordedWorkload:
     def __init__(self, run: Path, seed: int) -> None:
-        self._episodes: dict[str, list[Episode]] = defaultdict(list)
+        self._episodes: dict[str, list[EpisodeScript]] = defaultdict(list)
         file = run / "trajectories.jsonl"
         if not file.is_file():
             raise ConfigError(f"workload.trace: {run} has no trajectories.jsonl; name the folder of a run")
@@ -41,7 +40,7 @@ class RecordedWorkload:
         self.source: TaskSource = weighted({name: float(len(them)) for name, them in self._episodes.items()}, seed)
         self._attempts = Attempts()
 
-    def episode(self, task: Task) -> Episode:
+    def episode(self, task: Task) -> EpisodeScript:
         recorded = self._episodes[task.environment]
         return recorded[derive(task.seed, self._attempts.next(task)) % len(recorded)]
 
@@ -53,8 +52,8 @@ class RecordedWorkload:
         return 0.0
 
 
-def _episode(row: dict[str, Any]) -> Episode:
+def _episode(row: dict[str, Any]) -> EpisodeScript:
     turns = row["turns"]
     answers = [sum(tokens for _, tokens in turn["versions"]) for turn in turns]
     steps = [float(turn["seconds"].get("environment", 0.0)) for turn in turns]
-    return Episode(0.0, [turn["observation_tokens"] for turn in turns], answers, steps, float(row["reward"]))
+    return EpisodeScript(0.0, [turn["observation_tokens"] for turn in turns], answers, steps, float(row["reward"]))

@@ -1,4 +1,7 @@
-"""A modelled environment: drawn turn counts and latencies, injected failures and hangs."""
+"""A modelled environment: drawn turn counts and latencies, injected failures and hangs.
+
+A modelled reward: takes a drawn time, fails for good with a given chance, hangs with another.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 from rollweave.clock import Clock
 from rollweave.environments.protocol import Observation, StepResult
-from rollweave.errors import EnvironmentFailed
+from rollweave.errors import EnvironmentFailed, RewardFailed
 from rollweave.seeds import generator
 from rollweave.simulation.durations import NO_TIME, Duration
 from rollweave.trajectory import Trajectory
@@ -87,3 +90,31 @@ class StepRewards:
 
     async def score(self, trajectory: Trajectory) -> None:
         trajectory.rewards = {"environment": sum(turn.reward for turn in trajectory.turns)}
+
+
+@dataclass(frozen=True, slots=True)
+class RewardModel:
+    seconds: Duration = NO_TIME
+    failure_rate: float = 0.0
+    """Chance that an episode cannot be scored at all."""
+    hang_rate: float = 0.0
+    """Chance that scoring it never returns."""
+
+
+class SimulatedReward(StepRewards):
+    """The sum of the step rewards, after a while, perhaps. What goes wrong depends on the attempt alone."""
+
+    def __init__(self, model: RewardModel, clock: Clock, seed: int) -> None:
+        self._model = model
+        self._clock = clock
+        self._seed = seed
+
+    async def score(self, trajectory: Trajectory) -> None:
+        rng = generator(self._seed, "reward", trajectory.id)
+        draw = rng.random()
+        if draw < self._model.hang_rate:
+            await asyncio.get_running_loop().create_future()
+        await self._clock.sleep(self._model.seconds(rng))
+        if draw < self._model.hang_rate + self._model.failure_rate:
+            raise RewardFailed("injected failure")
+        await super().score(trajectory)

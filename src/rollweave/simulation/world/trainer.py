@@ -10,7 +10,7 @@ from rollweave.simulation.durations import NO_TIME, Duration
 from rollweave.simulation.world.engine import simulated_fingerprint
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
-from rollweave.weights.fingerprint import Fingerprint
+from rollweave.weights.buckets import Fingerprint
 
 
 class SimulatedTrainer:
@@ -46,7 +46,4 @@ class SimulatedTrainer:
         self.saved[folder.name] = driver
 
     async def load(self, folder: Path) -> None:
-        pass
-
-    async def close(self) -> None:
         pass

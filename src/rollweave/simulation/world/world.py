@@ -15,26 +15,28 @@ from typing import Any
 
 from rollweave.clock import Clock
 from rollweave.config.job import Job
+from rollweave.fleet.proxy import LLMProxy, MovingProxy
 from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
-from rollweave.pipelines.journal import Row
-from rollweave.pipelines.parts import Parts
-from rollweave.pipelines.turns import MakeTurns, alone
-from rollweave.rollout.barrier import TurnBarrier
+from rollweave.pipelines.journal import MetricsRow
+from rollweave.pipelines.loop import Parts
+from rollweave.pipelines.permits import MakePermits, alone
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.manager import Stage
-from rollweave.rollout.moving import MovingProxy
-from rollweave.rollout.proxy import LLMProxy
+from rollweave.rollout.manager import Stage, TurnBarrier
 from rollweave.runs.resume import DriverState
 from rollweave.seeds import derive
 from rollweave.simulation.durations import NO_TIME, Duration, constant
+from rollweave.simulation.faults import Outage, suffer
 from rollweave.simulation.world.engine import SimulatedEngine, SyncModel
-from rollweave.simulation.world.environment import ByteDialogue, EnvironmentModel, SimulatedEnvironment
-from rollweave.simulation.world.faults import Outage, suffer
-from rollweave.simulation.world.hosts import SimulatedHost
-from rollweave.simulation.world.rewards import RewardModel, SimulatedReward
+from rollweave.simulation.world.environment import (
+    ByteDialogue,
+    EnvironmentModel,
+    RewardModel,
+    SimulatedEnvironment,
+    SimulatedReward,
+)
+from rollweave.simulation.world.hosts import SimulatedHost, TransportModel
 from rollweave.simulation.world.trainer import SimulatedTrainer
-from rollweave.simulation.world.transport import TransportModel
 from rollweave.simulation.world.witness import Witness
 from rollweave.tasks import SeedSource
 
@@ -57,7 +59,7 @@ class World:
     outages: tuple[Outage, ...] = ()
     hosts: int = 1
     engines: int = 1
-    turns: MakeTurns = alone
+    turns: MakePermits = alone
     """How the job comes by its pools. Where they are shared, all hosts reach the engines through one proxy."""
 
 
@@ -70,7 +72,7 @@ class SimulatedRun:
     engines: list[SimulatedEngine]
     recorder: MemoryRecorder
     witness: Witness
-    rows: list[Row] = field(default_factory=list)
+    rows: list[MetricsRow] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -135,7 +137,7 @@ def _see_every_failure(tasks: asyncio.TaskGroup) -> None:
 def _assemble(job: Job, world: World, clock: Clock, dispatcher: Dispatcher) -> SimulatedRun:
     """The control plane around modelled engines and a modelled trainer."""
     recorder, witness = MemoryRecorder(clock.now), Witness()
-    rows: list[Row] = []
+    rows: list[MetricsRow] = []
     engines = [
         SimulatedEngine(
             clock,

@@ -1,0 +1,154 @@
+"""`rollweave cluster start|status|stop`: the daemon that runs many jobs on two pools."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rollweave.mux.daemon.store import StateFolder
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+StateFolderOption = Annotated[
+    Path | None, typer.Option("--state", help="The cluster's folder; default: ROLLWEAVE_STATE or ~/.rollweave/cluster.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+PATIENCE_SECONDS = 30.0
+
+
+@app.command()
+def start(
+    state: StateFolderOption = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; anybody who reaches it still needs the token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one.")] = 0,
+    rollout_nodes: Annotated[int, typer.Option(min=1, help="Cores of the rollout pool.")] = 1,
+    train_nodes: Annotated[int, typer.Option(min=1, help="Cores of the train pool.")] = 1,
+    policy: Annotated[str, typer.Option(help="The scheduler: default, rollmux or per-iteration.")] = "default",
+    foreground: Annotated[
+        bool, typer.Option("--foreground/--detach", help="Stay, or go on in the background.")
+    ] = False,
+) -> None:
+    """Start the daemon. What it was doing when it was stopped or killed goes on."""
+    from rollweave.mux.daemon.store import StateFolder
+
+    folder = StateFolder.choose(state)
+    if not foreground:
+        options = ["--host", host, "--port", str(port), "--policy", policy]
+        nodes = ["--rollout-nodes", str(rollout_nodes), "--train-nodes", str(train_nodes)]
+        _detach(folder, [*options, *nodes])
+        return
+    from rollweave.mux.daemon.daemon import DaemonSettings, run_daemon
+
+    run_daemon(folder, DaemonSettings(host, port, rollout_nodes, train_nodes, policy))
+
+
+@app.command()
+def status(state: StateFolderOption = None, as_json: AsJson = False) -> None:
+    """Show the nodes: who holds them, who waits."""
+    from rollweave.mux.daemon.client import Client
+    from rollweave.mux.daemon.store import StateFolder
+
+    found = Client(StateFolder.choose(state)).get("/cluster")
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(found))
+    else:
+        from rollweave.mux.daemon.views import cluster_screen
+
+        typer.echo(cluster_screen(found))
+
+
+@app.command()
+def stop(
+    state: StateFolderOption = None,
+    leave_jobs: Annotated[
+        bool, typer.Option("--leave-jobs", help="End the daemon only; its jobs wait for the next.")
+    ] = False,
+) -> None:
+    """End the daemon. Its jobs save a checkpoint and end too; the next `cluster start` goes on with them."""
+    from rollweave.mux.daemon.client import Client
+    from rollweave.mux.daemon.store import StateFolder
+
+    folder = StateFolder.choose(state)
+    client = Client(folder)
+    client.get("/cluster")  # so that one that is not there is said to be not there
+    client.post(f"/cluster/stop?leave_jobs={'true' if leave_jobs else 'false'}")
+    _until_gone(folder)
+    typer.echo(
+        "the daemon has ended" + (", its jobs wait for the next one" if leave_jobs else ", and its jobs with it")
+    )
+
+
+def _detach(folder: StateFolder, options: list[str]) -> None:
+    from rollweave.mux.daemon.client import Client
+    from rollweave.runtimes.machine import only_one
+
+    with only_one(folder.path):  # says so here, not in a log, if there is one already
+        pass
+    command = [sys.executable, "-m", "rollweave.cli.main", "cluster", "start", "--foreground", *options]
+    with folder.log.open("ab") as log:
+        log.write(b"\n")
+        began = log.tell()
+        daemon = subprocess.Popen(
+            [*command, "--state", str(folder.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    until = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < until:
+        if daemon.poll() is not None:
+            _fail(folder, began)
+        if (found := _answers(Client(folder), daemon.pid, folder)) is not None:
+            typer.echo(f"the daemon runs (process {daemon.pid}) at {folder.address()['url']}, state in {folder.path}")
+            for sentence in found["set_aside"]:
+                typer.echo(sentence)
+            typer.echo("next: rollweave submit JOB.yaml --slo 1.5")
+            return
+        time.sleep(0.05)
+    _fail(folder, began)
+
+
+def _answers(client: Any, pid: int, folder: StateFolder) -> dict[str, Any] | None:
+    """What the daemon with this process number says of its cluster, once it answers."""
+    from rollweave.errors import RollweaveError
+
+    try:
+        address = folder.address()
+        if address["pid"] != pid:
+            return None
+        found: dict[str, Any] = client.get("/cluster")
+    except RollweaveError:
+        return None
+    return found
+
+
+def _fail(folder: StateFolder, began: int) -> None:
+    from rollweave.mux.daemon.client import ClusterError
+
+    with folder.log.open("rb") as log:
+        log.seek(began)
+        words = log.read().decode(errors="replace").strip()
+    raise ClusterError(f"the daemon did not start; it said: {words or '(nothing)'}")
+
+
+def _until_gone(folder: StateFolder) -> None:
+    from rollweave.runtimes.machine import DaemonRunning, only_one
+
+    while True:
+        try:
+            with only_one(folder.path):
+                return
+        except DaemonRunning:
+            time.sleep(0.1)

@@ -1,0 +1,128 @@
+"""`rollweave status RUN`: what a run is doing, who waits for whom, and where the last minute went.
+
+`rollweave replay RUN`: do the recorded decisions come out again?
+
+`rollweave trace RUN -o FILE`: a run's events as a timeline.
+
+`rollweave report RUN -o FILE.html`: one self-contained page about a run.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+REFRESH_SECONDS = 1.0
+
+
+def status(
+    run: Annotated[Path, typer.Argument(help="The run folder; running, ended or dead.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing it until the run ends.")] = False,
+) -> None:
+    """Show what a run is doing now: its state, who waits for whom and since when, where the last 60 s went."""
+    from rollweave.observability.jsonl import encode
+    from rollweave.observability.status import read_status
+
+    if as_json:
+        typer.echo(encode(read_status(run).as_json()))
+    elif watch:
+        _follow(run)
+    else:
+        from rich.console import Console
+
+        from rollweave.observability.status_screen import status_screen
+
+        Console().print(status_screen(read_status(run)))
+
+
+def _follow(run: Path) -> None:
+    from rich.live import Live
+
+    from rollweave.observability.status import read_status
+    from rollweave.observability.status_screen import status_screen
+
+    try:
+        with Live(status_screen(read_status(run)), auto_refresh=False) as live:
+            while (now := read_status(run)).state in ("running", "new"):
+                live.update(status_screen(now), refresh=True)
+                time.sleep(REFRESH_SECONDS)
+            live.update(status_screen(now), refresh=True)
+    except KeyboardInterrupt:
+        pass
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(help="The run folder; it may still be running.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run a recorded run's control plane again, on the virtual clock, and compare every decision.
+
+    Ends with code 1 at the first decision that comes out differently, and shows what led to it.
+    """
+    import json
+    from dataclasses import asdict
+
+    from rollweave.environments.registry import source
+    from rollweave.observability.events import read_events
+    from rollweave.runs.folder import RunFolder
+    from rollweave.simulation.recorded.replay import replay as replay_events
+
+    folder = RunFolder.open(run)
+    job = folder.job()
+    result = replay_events(job, source(job.environment, job.seed, Path()), read_events(folder.events))
+    if as_json:
+        typer.echo(json.dumps(asdict(result), default=str))
+    elif result.difference is not None:
+        typer.echo(str(result.difference))
+    else:
+        stretches = "" if result.stretches == 1 else f", {result.stretches} stretches"
+        typer.echo(f"{result.decisions} decisions, all the same ({result.steps} steps{stretches})")
+    if result.difference is not None:
+        raise typer.Exit(1)
+
+
+def trace(
+    run: Annotated[Path, typer.Argument(help="The run folder; it may still be running.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write it; default: RUN/trace.json.")
+    ] = None,
+) -> None:
+    """Write a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+    from rollweave.observability.events import read_events
+    from rollweave.observability.timeline import Timeline
+    from rollweave.runs.folder import RunFolder
+
+    folder = RunFolder.open(run)
+    timeline = Timeline()
+    for event in read_events(folder.events):
+        timeline(event)
+    written = output or folder.path / "trace.json"
+    timeline.write(written)
+    typer.echo(f"trace: {written} ({len(timeline.slices)} slices; open it at ui.perfetto.dev)")
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The run folder; it may still be running.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write the page; default: RUN/report.html.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="A file of `rollweave profile`: also show what the run should have taken by it.")
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page: learning curve, time per phase, staleness, ledger, transcripts."""
+    from rollweave.observability.report.page import write_report
+
+    if profile is not None:
+        from rollweave.observability.report.sections import write_prediction
+        from rollweave.profiling.profile import load_profile
+        from rollweave.runs.folder import RunFolder
+        from rollweave.simulation.prediction import predict
+
+        write_prediction(run, predict(RunFolder.open(run).job(), load_profile(profile)).metrics())
+    written = write_report(run, output or run / "report.html")
+    typer.echo(f"report: {written}")

@@ -1,0 +1,176 @@
+"""WeightSync: a weight update is a checked protocol.
+
+    trainer  push ──▶ store                     publish: between two train steps
+    engines           stage: pull, verify ──▶ digests echoed to the driver     while they generate, and trainers train
+    engines  suspend, commit, resume            commit: between two of their steps
+
+Every phase has a wait of its own, with a name and a deadline. Digests that do not come back as they were sent stop the
+run, and so does an engine that holds another version than it was told to commit: training on answers of unknown
+weights is worse than not training. Engines may be one published version behind, not two: a store keeps two versions,
+and a successor of an engine that died asks for the one it had. With `blocking` transfer engines stand still while a
+version travels: the baseline that the background transfer is compared with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from rollweave.clock import Clock, Wait
+from rollweave.engines.protocol import Engine, EngineStats
+from rollweave.observability.events import Emitter
+from rollweave.training.protocol import Trainer
+from rollweave.weights.buckets import Fingerprint, WeightMismatch
+
+Transfer = Literal["background", "blocking"]
+
+
+class WeightSync:
+    def __init__(
+        self,
+        trainer: Trainer,
+        engines: Sequence[Engine],
+        clock: Clock,
+        recorder: Emitter,
+        timeout: float,
+        transfer: Transfer = "background",
+    ) -> None:
+        self._trainer = trainer
+        self._engines = list(engines)
+        self._numbers = range(len(self._engines))
+        self._clock = clock
+        self._recorder = recorder
+        self._timeout = timeout
+        self._transfer = transfer
+        self._pushed: Fingerprint | None = None
+        """The newest; none: the engines have what they were made from."""
+        self._staged: int | None = None
+        self._offered: int | None = None
+        """The newest version that engines may be given."""
+        self._news = asyncio.Event()
+        """Something was published or committed."""
+        self.version = 0
+        """What the engines generate with."""
+        self.sync_seconds = 0.0
+        """Spent on weights since the start: pushing, staging, committing."""
+        self.sync_exposed_seconds = 0.0
+        """The part of it in which the engines stood still."""
+
+    @property
+    def checksum(self) -> str:
+        """Of the newest version published."""
+        return self._pushed.checksum if self._pushed is not None else ""
+
+    async def publish(self, version: int) -> None:
+        """The trainer hands over what it has. Engines get it with `stage` and `commit`, which need not be awaited
+        before the next train step; what was published before must have arrived."""
+        await self._until(
+            lambda: self._offered in (None, self.version),
+            f"the engines to have the version before {version}",
+        )
+        if self._transfer == "blocking":
+            await asyncio.gather(*(self._suspend(number) for number in self._numbers))
+            stood = self._clock.now()
+            await self._push(version)
+            await self.stage(version)
+            await asyncio.gather(*(engine.resume() for engine in self._engines))
+            self.sync_exposed_seconds += self._clock.now() - stood
+        else:
+            await self._push(version)
+        self._offered = version
+        self._news.set()
+
+    async def published(self, version: int) -> None:
+        """Waits until there is this version to be had; training may take as long as it likes."""
+        await self._until(
+            lambda: version in (self.version, self._offered),
+            f"the trainer to finish version {version}",
+        )
+
+    async def stage(self, version: int) -> None:
+        """Every engine pulls and verifies the version that is published, beside what it generates."""
+        if version in (self.version, self._staged):
+            return
+        started = self._clock.now()
+        echoed = await asyncio.gather(*(self._prepare(number, version) for number in self._numbers))
+        seconds = self._clock.now() - started
+        self._staged = version
+        self.sync_seconds += seconds
+        self._recorder.emit(
+            "weights.stage", version=version, echoed=[fingerprint.checksum for fingerprint in echoed], seconds=seconds
+        )
+
+    async def commit(self, version: int) -> None:
+        """stage, then suspend → update → resume. What becomes of answers under way is the engines' `in_flight`."""
+        if version == self.version:
+            return
+        await self.stage(version)
+        started = self._clock.now()
+        stood = await asyncio.gather(*(self._swap(number, version) for number in self._numbers))
+        seconds = self._clock.now() - started
+        self.version = version
+        self.sync_seconds += seconds
+        self.sync_exposed_seconds += max(stood)
+        self._recorder.emit("weights.commit", version=version, seconds=seconds, exposed_seconds=max(stood))
+        self._news.set()
+
+    async def reached(self, version: int) -> None:
+        """Waits until the engines have this version, or a newer one."""
+        await self._until(lambda: self.version >= version, f"the engines to have version {version}")
+
+    async def _push(self, version: int) -> None:
+        started = self._clock.now()
+        with self._wait(f"the trainer to push version {version}"):
+            pushed = self._pushed = await self._trainer.publish(version)
+        seconds = self._clock.now() - started
+        self.sync_seconds += seconds
+        self._recorder.emit(
+            "weights.publish",
+            version=version,
+            checksum=pushed.checksum,
+            buckets=len(pushed.buckets),
+            seconds=seconds,
+        )
+
+    async def _prepare(self, number: int, version: int) -> Fingerprint:
+        with self._wait(f"engine {number} to prepare version {version}"):
+            echoed = await self._engines[number].prepare(version)
+        if self._pushed is not None and (difference := self._pushed.differs(echoed)):
+            raise WeightMismatch(
+                f"engine {number} staged other weights than the trainer published as version {version} ({difference}): "
+                "what passed between them is corrupt, and the run stops before it trains on it"
+            )
+        return echoed
+
+    async def _swap(self, number: int, version: int) -> float:
+        """Between two steps of one engine, whatever the others do; returns how long it stood still."""
+        engine = self._engines[number]
+        await self._suspend(number)
+        stood = self._clock.now()
+        with self._wait(f"engine {number} to commit version {version}"):
+            await engine.commit(version)
+            self._check(number, version, await engine.stats())  # at once while it stands still
+            await engine.resume()
+        return self._clock.now() - stood
+
+    def _check(self, number: int, version: int, held: EngineStats) -> None:
+        if (held.version, held.checksum) != (version, self.checksum):
+            raise WeightMismatch(
+                f"engine {number} holds version {held.version} ({held.checksum}) where version {version} "
+                f"({self.checksum}) was committed: the run stops before it trains on answers of unknown weights"
+            )
+
+    async def _suspend(self, number: int) -> None:
+        with self._wait(f"engine {number} to end its step and stand still"):
+            await self._engines[number].suspend()
+
+    async def _until(self, true: Callable[[], bool], what: str) -> None:
+        """No deadline of its own: whoever is waited for has some."""
+        with self._clock.wait("weight sync", what):
+            while not true():
+                self._news.clear()
+                await self._news.wait()
+
+    def _wait(self, what: str) -> Wait:
+        return self._clock.wait("weight sync", what, self._timeout)

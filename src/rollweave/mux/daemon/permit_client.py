@@ -1,0 +1,174 @@
+"""A job's side of the cluster: the `Turns` of a process that the daemon started.
+
+Whatever happens to the daemon, the job is not lost: it finishes the phase that it holds a permit for, then asks, again
+and again, until somebody answers. An answer that got lost does no harm, because a ticket asked twice is asked once.
+Only an answer that it has no say any more (another process runs the job now, or it was cancelled) ends it.
+
+How a training process finds out that it shares its pools. Light: a job alone loads nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from rollweave.clock import Clock
+from rollweave.errors import RollweaveError
+from rollweave.mux.daemon.controller import Wanted
+from rollweave.mux.daemon.store import NoDaemon, StateFolder
+from rollweave.mux.permits import SharedPool, StalePermit
+from rollweave.pipelines.permits import MakePermits, alone
+from rollweave.runtimes.machine import pause, use_cores, wall_time
+
+POLL_SECONDS = 20.0
+"""How long the daemon keeps a question open before it says: not yet."""
+
+BACKOFF = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+
+
+@dataclass(slots=True)
+class DaemonPermits:
+    folder: StateFolder
+    job: str
+    attempt: int
+    shared: bool = True
+    epoch: int | None = None
+    cores: tuple[int, ...] = ()
+    """Of each node of the turn."""
+    nodes: int | None = None
+    """How many nodes it has so far, if it is to get more."""
+    warm_seconds: float = 0.0
+    """From the grant to the start of the phase, the last time."""
+    clock: Clock = field(default_factory=Clock)
+    """Of the loop that asks."""
+    _tickets: Iterator[int] = field(default_factory=lambda: count(1))
+
+    @classmethod
+    def of(cls, folder: str, job: str, attempt: int) -> DaemonPermits:
+        return cls(StateFolder(Path(folder)), job, attempt)
+
+    def on(self, clock: Clock) -> DaemonPermits:
+        """The same, asking on the loop of this clock."""
+        self.clock = clock
+        return self
+
+    def start(self) -> None:
+        """Wait for leave to load everything. Before there is a loop, so it blocks."""
+        message = self._message("start", 0, 0)
+        for number in count():
+            try:
+                with httpx2.Client(**self._call()) as client:
+                    answer = client.post(f"/jobs/{self.job}/turn", json=message)
+                self._check(answer)
+                if self._granted(answer):
+                    return
+            except (httpx2.HTTPError, NoDaemon):
+                pause(_backoff(number))
+
+    async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
+        message = self._message(pool, step, tokens, partly)
+        with self.clock.wait("job", f"a turn on the {pool} pool"):
+            await self._until("turn", message, self._granted)
+        return self.nodes
+
+    async def widened(self) -> None:
+        await self._until("widened", self._about_permit(), self._granted)
+
+    async def awaited(self, keep: int) -> None:
+        await self._until("awaited", self._about_permit(keep), lambda answer: bool(answer.json()["awaited"]))
+
+    async def narrow(self, keep: int) -> None:
+        use_cores(self.cores[:keep])  # before somebody else has the others
+        await self._until("narrow", self._about_permit(keep), self._granted)
+
+    async def _until(self, what: str, message: dict[str, Any], done: Callable[[httpx2.Response], bool]) -> None:
+        """Ask until the answer is yes."""
+        for number in count():
+            try:
+                async with httpx2.AsyncClient(**self._call()) as client:
+                    answer = await client.post(f"/jobs/{self.job}/{what}", json=message)
+                self._check(answer)
+                if done(answer):
+                    return
+            except (httpx2.HTTPError, NoDaemon):  # the daemon is away: it comes back, or somebody ends us
+                await self.clock.sleep(_backoff(number))
+
+    def tell_profile(self, t_roll: float, t_train: float, memory_gb: float) -> None:
+        message = {"attempt": self.attempt, "t_roll": t_roll, "t_train": t_train, "memory_gb": memory_gb}
+        for number in count():
+            try:
+                with httpx2.Client(**self._call()) as client:
+                    self._check(client.post(f"/jobs/{self.job}/profile", json=message))
+                    return
+            except (httpx2.HTTPError, NoDaemon):
+                pause(_backoff(number))
+
+    # --------------------------------------------------------------------------------------------- messages
+
+    def _message(self, wanted: Wanted, step: int, tokens: int, partly: bool = False) -> dict[str, Any]:
+        return {
+            "attempt": self.attempt,
+            "ticket": f"{self.attempt}.{next(self._tickets)}",
+            "wanted": wanted,
+            "epoch": self.epoch,
+            "step": step,
+            "tokens": tokens,
+            "warm_seconds": self.warm_seconds,
+            "partly": partly,
+        }
+
+    def _about_permit(self, keep: int = 1) -> dict[str, Any]:
+        return {"attempt": self.attempt, "epoch": self.epoch, "keep": keep}
+
+    def _call(self) -> dict[str, Any]:
+        """Read anew each time: a daemon that came back may listen elsewhere."""
+        token = self.folder.token.read_text().strip()
+        return {
+            "base_url": self.folder.address()["url"],
+            "headers": {"Authorization": f"Bearer {token}"},
+            "timeout": POLL_SECONDS + 10.0,
+            "trust_env": False,
+            "verify": False,  # plain HTTP on this machine; loading certificates would take longer than a warm start
+        }
+
+    def _granted(self, answer: httpx2.Response) -> bool:
+        permit = answer.json()["permit"]
+        if permit is None:
+            return False
+        if permit["epoch"] != self.epoch:
+            self.warm_seconds = wall_time() - permit["since"]
+        self.epoch, self.cores = permit["epoch"], tuple(permit["cores"])
+        self.nodes = len(permit["nodes"]) if permit["owed"] else None
+        use_cores(self.cores)
+        return True
+
+    def _check(self, answer: httpx2.Response) -> None:
+        if answer.status_code == 409:
+            raise StalePermit(answer.json()["detail"])
+        if 400 <= answer.status_code < 500:
+            raise RollweaveError(f"the daemon refused job {self.job}: {answer.json()['detail']}")
+        answer.raise_for_status()
+
+
+def _backoff(number: int) -> float:
+    return BACKOFF[min(number, len(BACKOFF) - 1)]
+
+
+FOLDER, JOB, ATTEMPT = "ROLLWEAVE_CLUSTER", "ROLLWEAVE_CLUSTER_JOB", "ROLLWEAVE_CLUSTER_ATTEMPT"
+"""What the daemon tells a process that it starts: its state folder, the job's name, and which process of it this is."""
+
+
+def join_cluster() -> MakePermits:
+    """Wait for leave to start, if a daemon started us; then how to ask for turns on a clock."""
+    if not os.environ.get(FOLDER):
+        return alone
+
+    member = DaemonPermits.of(os.environ[FOLDER], os.environ[JOB], int(os.environ[ATTEMPT]))
+    member.start()
+    return member.on

@@ -1,0 +1,222 @@
+"""The charts of a run, each a titled figure, and its learning curve as an SVG file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+from math import ceil
+from pathlib import Path
+
+from rollweave.errors import RunFolderError
+from rollweave.observability.report.data import RunRecord, load_run
+from rollweave.observability.report.svg import (
+    CHART_CSS,
+    VARIABLES,
+    Format,
+    Point,
+    Series,
+    legend,
+    line_chart,
+    smooth,
+    stacked_bars,
+)
+from rollweave.observability.text import duration, number, percent
+
+PHASES = {
+    "get_batch": "waiting for data",
+    "train": "training",
+    "sync_exposed": "weight sync",
+    "eval": "evaluation",
+    "turn": "waiting for a turn",
+}
+"""What the trainer's loop does one after the other; recomputation overlaps it and is left out."""
+
+
+def learning_curve(run: RunRecord, width: int = 1140, height: int = 300) -> str:
+    series = _curve_series(run)
+    chart = line_chart(series, width, height, (0.0, None), rule=_target(run))
+    hint = "reward of the trained batches (smoothed over the raw line), and greedy episodes on held-out tasks"
+    return figure("Learning curve", hint, chart, series, wide=True)
+
+
+def _curve_series(run: RunRecord) -> list[Series]:
+    raw = run.points("reward/mean")
+    return [
+        Series("raw", raw, "s1", faint=True),
+        Series("training reward", smooth(raw), "s1"),
+        Series("held-out reward", run.evaluations(), "s3", dots=True),
+    ]
+
+
+def _target(run: RunRecord) -> tuple[float, str] | None:
+    target = run.setting("evaluation", "target")
+    return (float(target), f"target {target:g}") if isinstance(target, int | float) else None
+
+
+def time_per_phase(run: RunRecord) -> str:
+    layers = [Series(label, run.points(f"time/{phase}"), f"s{i}") for i, (phase, label) in enumerate(PHASES.items(), 1)]
+    layers = [layer for layer in layers if any(y for _, y in layer.points)]
+    layers.append(Series("other", _rest(run.points("time/step"), layers), "s0"))
+    layers = [_dense(layer, run.points("time/step")) for layer in layers]
+    chart = stacked_bars(layers, fmt=duration)
+    return figure("Time per step", "where the seconds went", chart, _with_shares(layers))
+
+
+def _with_shares(layers: Sequence[Series]) -> list[Series]:
+    """The same layers, for a legend that says how much each is of the whole."""
+    sums = [sum(y for _, y in layer.points) for layer in layers]
+    total = sum(sums) or 1.0
+    return [
+        replace(layer, name=f"{layer.name} {percent(part / total)}") for layer, part in zip(layers, sums, strict=True)
+    ]
+
+
+def _rest(totals: Sequence[Point], layers: Sequence[Series]) -> list[Point]:
+    known = [dict(layer.points) for layer in layers]
+    return [(x, max(0.0, y - sum(layer.get(x, 0.0) for layer in known))) for x, y in totals]
+
+
+def _dense(layer: Series, steps: Sequence[Point]) -> Series:
+    """Every step, zero where nothing was written: layers of a stack must line up."""
+    known = dict(layer.points)
+    return replace(layer, points=[(x, known.get(x, 0.0)) for x, _ in steps])
+
+
+def idle_shares(run: RunRecord) -> str:
+    pools = [pool for pool in run.last("idle/") if pool != "get_batch"]  # a phase: it stands in the chart beside
+    series = [Series(pool, run.points(f"idle/{pool}"), f"s{i}") for i, pool in enumerate(pools, 1)]
+    chart = line_chart(series, y_range=(0.0, 1.0), fmt=percent)
+    return figure("Idle share", "the part of each step in which a pool had nothing to do", chart, series)
+
+
+def staleness(run: RunRecord) -> str:
+    series = [
+        Series("mean", run.points("staleness/mean"), "s1"),
+        Series("max", run.points("staleness/max"), "s3", peak=True),
+    ]
+    alpha = run.setting("pipeline", "alpha")
+    # With 1.5, half of a batch may be 2 versions old.
+    rule = (float(ceil(alpha)), f"bound α = {alpha:g}") if isinstance(alpha, int | float) else None
+    chart = line_chart(series, y_range=(0.0, 1.0), rule=rule)
+    return figure("Staleness", "policy versions between a trajectory's oldest token and its train step", chart, series)
+
+
+def throughput(run: RunRecord) -> str:
+    series = [
+        Series("generated", run.points("tokens_per_second/generated"), "s1"),
+        Series("trained", run.points("tokens_per_second/trained"), "s2"),
+    ]
+    return figure("Throughput", "sampled tokens per second", line_chart(series, y_range=(0.0, None)), series)
+
+
+def queue(run: RunRecord) -> str:
+    """The buffer between rollout and trainer: what the trainer sees, what a sample sees, who is held up."""
+    seen = [Series("groups", run.points("queue/length_seen"), "s1")]
+    waits = [
+        Series("mean", run.points("queue/wait_seconds"), "s1"),
+        Series("longest", run.points("queue/wait_seconds_max"), "s3", peak=True),
+    ]
+    held_up = [
+        Series("trainer, by missing data", run.points("queue/trainer_blocked_seconds"), "s2"),
+        Series("rollout, by the bound", run.points("queue/backpressure_seconds"), "s5"),
+    ]
+    return (
+        _small("Queue length", "complete groups when the trainer asked", seen)
+        + _small("Time in the queue", "from complete to consumed", waits, duration)
+        + _small("Held up", "seconds of each step", held_up, duration)
+    )
+
+
+def fate(run: RunRecord) -> str:
+    """What became of what was sampled, and whether it is still what was started."""
+    causes = [cause for cause in run.last("tokens/wasted/") if any(y for _, y in run.points(f"tokens/wasted/{cause}"))]
+    wasted = _stack(run, "tokens/wasted/", causes)
+    ages = sorted(run.last("staleness/share/"), key=int)
+    bias = [
+        Series("seconds", run.points("bias/duration"), "s1"),
+        Series("tokens", run.points("bias/tokens"), "s4"),
+    ]
+    shares = _stack(run, "staleness/share/", ages)
+    return (
+        _small("Wasted tokens", "by cause", wasted, bars=True, nothing="nothing was wasted")
+        + _small("Age of the batch", "share of trajectories, by versions", shares, percent, bars=True)
+        + _small("Duration bias", "trained episodes against started ones", bias, _fine_percent, (-0.05, 0.05))
+    )
+
+
+def _stack(run: RunRecord, prefix: str, names: Sequence[str]) -> list[Series]:
+    steps = run.points("time/step")
+    return [_dense(Series(name, run.points(prefix + name), f"s{i}"), steps) for i, name in enumerate(names, 1)]
+
+
+def off_policy(run: RunRecord) -> str:
+    """Three small ones: their scales have nothing in common."""
+    ess = [Series("effective sample size", run.points("offpolicy/ess"), "s4")]
+    clipped = [Series("clip fraction", run.points("offpolicy/clip_fraction"), "s4")]
+    gap = [Series("log-prob gap", run.points("mismatch/logprob_gap"), "s4")]
+    return (
+        _small("Effective sample size", "of the importance ratios; 100%: on-policy", ess, _fine_percent)
+        + _small("Clip fraction", "tokens whose gradient was clipped", clipped, _fine_percent, (0.0, 0.01))
+        + _small("Log-prob gap", "engine against trainer, same version", gap)
+    )
+
+
+def _small(
+    title: str,
+    hint: str,
+    series: list[Series],
+    fmt: Format = number,
+    y_range: tuple[float | None, float | None] = (None, None),
+    bars: bool = False,
+    nothing: str = "",
+) -> str:
+    chart = stacked_bars(series, 370, 160, fmt) if bars else line_chart(series, 370, 160, y_range, fmt)
+    return figure(title, hint, chart, series, nothing=nothing)
+
+
+def _fine_percent(share: float) -> str:
+    return f"{share * 100:.4g}%"
+
+
+def figure(title: str, hint: str, chart: str, series: Sequence[Series], wide: bool = False, nothing: str = "") -> str:
+    body = chart or f'<p class="empty">{nothing or "nothing recorded yet"}</p>'
+    keys = legend(series) if len([s for s in series if not s.faint]) > 1 and chart else ""
+    return (
+        f'<figure class="card{" wide" if wide else ""}"><figcaption><b>{escape(title)}</b> '
+        f'<span class="hint">{escape(hint)}</span>{keys}</figcaption>{body}</figure>'
+    )
+
+
+def curve_svg(run: Path, output: Path | None = None, width: int = 760, height: int = 320) -> str:
+    """The learning curve of a run as a standalone SVG (for a README); also written to `output` if given."""
+    loaded = load_run(run)
+    series = _curve_series(loaded)
+    chart = line_chart(series, width, height, (0.0, None), rule=_target(loaded))
+    if not chart:
+        raise RunFolderError(f"{run} has no learning curve yet: it holds neither a train step nor an evaluation")
+    start, end = chart.index(">") + 1, chart.rindex("</svg>")
+    size = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    svg = f'<svg {size} class="chart">{_backdrop()}{chart[start:end]}{_labels(series, width, height)}</svg>\n'
+    if output is not None:
+        output.write_text(svg, encoding="utf-8")
+    return svg
+
+
+def _backdrop() -> str:
+    """What otherwise comes from the page."""
+    return f'<style>{VARIABLES}{CHART_CSS}</style><rect width="100%" height="100%" fill="var(--surface)"/>'
+
+
+def _labels(series: Sequence[Series], width: int, height: int) -> str:
+    """Names of axes and lines, bottom right: a curve that climbs is not there."""
+    right = width - 20
+    parts = [
+        '<text class="tick" x="6" y="11">reward</text>',
+        f'<text class="tick" x="{right}" y="{height - 34}" text-anchor="end">train steps →</text>',
+    ]
+    for place, one in enumerate(s for s in series if s.points and not s.faint):
+        y = height - 58 - 18 * place
+        parts.append(f'<rect x="{right - 110}" y="{y - 9}" width="10" height="10" rx="2" fill="var(--{one.colour})"/>')
+        parts.append(f'<text class="tick" x="{right - 94}" y="{y}">{escape(one.name)}</text>')
+    return "".join(parts)

@@ -1,0 +1,124 @@
+"""What the report knows about a run: everything its folder holds, however the run ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rollweave.errors import RunFolderError
+from rollweave.observability import jsonl
+from rollweave.observability.metrics import read_metrics
+from rollweave.observability.summary import Summary, is_train_step, names, summarise
+
+RecordedRow = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class RunRecord:
+    folder: Path
+    name: str
+    config: str
+    """The text of config.yaml."""
+    settings: Mapping[str, Any]
+    """The same, parsed; empty if it cannot be."""
+    rows: Sequence[RecordedRow]
+    steps: Sequence[RecordedRow]
+    """The rows that trained."""
+    transcripts: Sequence[RecordedRow]
+    events: Sequence[RecordedRow]
+    summary: Summary
+    finished: bool
+    notes: list[str] = field(default_factory=list)
+
+    def points(self, key: str) -> list[tuple[float, float]]:
+        """(step, value) wherever a number was written."""
+        return [(float(row["step"]), float(x)) for row in self.steps if isinstance(x := row.get(key), int | float)]
+
+    def evaluations(self) -> list[tuple[float, float]]:
+        """(version, held-out reward)."""
+        found = {
+            row.get("eval/version", row["step"]): x for row in self.rows if (x := row.get("eval/reward")) is not None
+        }
+        return [(float(version), float(found[version])) for version in sorted(found)]
+
+    def setting(self, section: str, key: str) -> Any:
+        value = self.settings.get(section)
+        return value.get(key) if isinstance(value, Mapping) else None
+
+    def last(self, prefix: str) -> dict[str, Any]:
+        """The latest value of every key under a prefix."""
+        merged = {key: value for row in self.rows for key, value in row.items() if value is not None}
+        return {name: merged[prefix + name] for name in names(self.rows, prefix) if prefix + name in merged}
+
+
+def load_run(folder: Path) -> RunRecord:
+    """Read a run folder; refuses what is none."""
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder} is not a folder: name the run folder that `rollweave train` printed")
+    if not (folder / "metrics.jsonl").is_file() and not (folder / "config.yaml").is_file():
+        raise RunFolderError(
+            f"{folder} is not a run folder: it has neither config.yaml nor metrics.jsonl. "
+            f"{_runs_below(folder)}Runs are written by `rollweave train JOB.yaml --out DIR`"
+        )
+    metrics = read_metrics(folder)
+    transcripts = jsonl.read(folder / "trajectories.jsonl")
+    events = jsonl.read(folder / "events.jsonl")
+    config = folder / "config.yaml"
+    text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
+    settings = _settings(text)
+    name = str(settings.get("name") or folder.resolve().name)
+    summary = _summary(folder)
+    return RunRecord(
+        folder=folder,
+        name=name,
+        config=text,
+        settings=settings,
+        rows=metrics.rows,
+        steps=[row for row in metrics.rows if is_train_step(row)],
+        transcripts=transcripts.rows,
+        events=events.rows,
+        summary=summary or summarise(name, metrics.rows, "interrupted"),
+        finished=summary is not None,
+        notes=[*metrics.notes, *transcripts.notes, *events.notes, *_warnings(metrics.rows)],
+    )
+
+
+def _warnings(rows: Sequence[RecordedRow]) -> list[str]:
+    """What a reader must know before believing the curves."""
+    uncorrected = [row["step"] for row in rows if row.get("offpolicy/uncorrected")]
+    skipped = sum(row.get("grad/skipped") or 0 for row in rows)
+    warnings = []
+    if uncorrected:
+        warnings.append(
+            f"{len(uncorrected)} steps (the first: {uncorrected[0]}) trained stale data with a ratio of exactly 1: "
+            "nothing corrected for it. See training.loss.denominator"
+        )
+    if skipped:
+        warnings.append(f"{skipped:g} updates were skipped because their gradient was not finite")
+    return warnings
+
+
+def _runs_below(folder: Path) -> str:
+    below = sorted(path.parent.name for path in folder.glob("*/metrics.jsonl"))
+    return f"It contains runs, though: {', '.join(below[:5])}. " if below else ""
+
+
+def _settings(text: str) -> Mapping[str, Any]:
+    try:
+        parsed = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    return parsed if isinstance(parsed, Mapping) else {}
+
+
+def _summary(folder: Path) -> Summary | None:
+    """summary.json if the run got that far. One of another release is passed over: the metrics say it all again."""
+    try:
+        return Summary(**json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

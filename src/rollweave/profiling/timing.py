@@ -1,0 +1,173 @@
+"""Measures an engine's steps: by batch size, by what lies in its caches, by the context it computes.
+
+Every measurement is of whole steps of the production engine. Requests come in turns of the lengths that the job's own
+episodes have, since many short pieces of context cost more than one long piece of as many tokens.
+
+Measures train steps on the job's own trajectories: what a step costs by itself, and what each token adds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count, groupby
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rollweave.config.hardware import EngineTimes, TrainerTimes
+from rollweave.engines.protocol import Request, Sampling
+from rollweave.trajectory import Batch, Group, Trajectory
+
+if TYPE_CHECKING:
+    from rollweave.engines.torch.engine import TorchEngine
+    from rollweave.training.trainer import TorchTrainer
+
+
+REPEATS = 9
+"""Steps of a kind, of which the median counts: the quickest is what a step can take, not what it takes."""
+
+PAUSE = 0.05
+"""Seconds in which the machine forgets an engine: caches go cold, cores go to sleep."""
+
+TOKEN = 5
+"""Any token: what is computed does not depend on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of the episodes to come, in tokens."""
+
+    prompt: int
+    observation: int
+
+
+def measure_engine(engine: TorchEngine, slots: int, lengths: Lengths) -> EngineTimes:
+    """The times of an engine with nothing else to do."""
+    probe = _Probe(engine)
+    short, long = min(lengths.prompt, engine.max_context // 4), engine.max_context // 2
+    batches = [batch for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256) if batch < slots] + [slots]
+    probe.decode(batches[-1], short)  # the first steps pay for allocations
+    decode = [probe.decode(batch, short) for batch in batches]
+    cached = max(0.0, probe.decode(slots, long) - decode[-1]) / (slots * max(1, long - short))
+    seconds = [max(1e-6, each - cached * batch * short) for batch, each in zip(batches, decode, strict=True)]
+    prefill = probe.prefill(slots, lengths, decode[-1])
+    wake = round(max(0.0, probe.turn(lengths, PAUSE) - probe.turn(lengths, 0.0)), 7)
+    return EngineTimes(
+        batches=tuple(batches), seconds=_rising(seconds), cached_token=cached, prefill_token=prefill, wake=wake
+    )
+
+
+def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
+    """A smaller batch never takes longer; where it seemed to, something else was at work on the machine."""
+    return tuple(round(min(seconds[place:]), 7) for place in range(len(seconds)))
+
+
+class _Probe:
+    def __init__(self, engine: TorchEngine) -> None:
+        self._engine = engine
+        self._numbers = count()
+
+    def decode(self, batch: int, context: int) -> float:
+        """Seconds of a step that decodes for `batch` requests with about `context` tokens each."""
+        steps_of_context = 1 + batch * context // self._engine.prefill_tokens
+        names = self._ask(batch, context, steps_of_context + REPEATS + 1)
+        for _ in range(steps_of_context):
+            self._engine.step()
+        seconds = [self._step() for _ in range(REPEATS)]
+        self._end(names)
+        return median(seconds)
+
+    def prefill(self, batch: int, lengths: Lengths, decode: float) -> float:
+        """Seconds per token of context beyond the last one of each, which a decoding step computes as well."""
+        seconds = []
+        names = self._ask(batch, lengths.prompt, 1)
+        self._drain()
+        for turn in range(1, REPEATS):
+            context = lengths.prompt + turn * (lengths.observation + 1)
+            if context + 2 > self._engine.max_context:
+                break
+            self._ask(batch, context, 1, names)
+            before = self._engine.stats().prefilled_tokens
+            took = self._drain()
+            new = self._engine.stats().prefilled_tokens - before - batch
+            seconds.append(max(0.0, took - decode) / max(1, new))
+        self._end(names)
+        return round(median(seconds), 8) if seconds else 0.0
+
+    def turn(self, lengths: Lengths, pause: float) -> float:
+        """Seconds of a single request with a short answer, after a pause."""
+        seconds = []
+        for _ in range(REPEATS):
+            names = self._ask(1, lengths.prompt, 1)
+            self._drain()
+            self._ask(1, min(lengths.prompt + lengths.observation, self._engine.max_context - 3), 2, names)
+            time.sleep(pause)
+            seconds.append(self._drain())
+            self._end(names)
+        return median(seconds)
+
+    def _ask(self, batch: int, context: int, answer: int, names: Sequence[str] = ()) -> Sequence[str]:
+        names = names or [f"probe-{next(self._numbers)}" for _ in range(batch)]
+        for name in names:
+            sampling = Sampling(max_tokens=answer)
+            self._engine.add(Request(f"{name}#{context}", name, [TOKEN] * context, next(self._numbers), sampling))
+        return names
+
+    def _step(self) -> float:
+        began = time.perf_counter()
+        self._engine.step()
+        return time.perf_counter() - began
+
+    def _drain(self) -> float:
+        began = time.perf_counter()
+        while self._engine.has_work:
+            self._engine.step()
+        return time.perf_counter() - began
+
+    def _end(self, names: Sequence[str]) -> None:
+        self._drain()
+        for name in names:
+            self._engine.release(name)
+
+
+TRAIN_REPEATS = 3
+
+
+def measure_trainer(trainer: TorchTrainer, trajectories: Sequence[Trajectory], groups_per_step: int) -> TrainerTimes:
+    """The times of a trainer with nothing else to do, from a small batch and a whole one."""
+    groups = grouped(trajectories)
+    whole, small = groups[:groups_per_step], groups[: max(1, groups_per_step // 4)]
+    trainer.train_step(Batch(0, small))  # the first one pays for allocations
+    times = {len(part): _seconds(trainer, part) for part in (small, whole)}
+    tokens = {len(part): sum(t.length for group in part for t in group.members) for part in (small, whole)}
+    return line(tokens[len(small)], times[len(small)], tokens[len(whole)], times[len(whole)])
+
+
+def line(tokens: int, seconds: float, more_tokens: int, more_seconds: float) -> TrainerTimes:
+    """Through two measurements; without a fixed part where they would ask for a negative one."""
+    if more_tokens == tokens:
+        return TrainerTimes(step=0.0, token=seconds / tokens)
+    slope = max(0.0, (more_seconds - seconds) / (more_tokens - tokens))
+    fixed = more_seconds - slope * more_tokens
+    if fixed < 0:
+        return TrainerTimes(step=0.0, token=more_seconds / more_tokens)
+    return TrainerTimes(step=fixed, token=slope)
+
+
+def grouped(trajectories: Sequence[Trajectory]) -> list[Group]:
+    """The groups they came in."""
+    ordered = sorted(trajectories, key=lambda t: (t.group, t.member))
+    return [
+        Group(number, members[0].task, members)
+        for number, members in ((n, list(run)) for n, run in groupby(ordered, key=lambda t: t.group))
+    ]
+
+
+def _seconds(trainer: TorchTrainer, groups: list[Group]) -> float:
+    seconds = []
+    for _ in range(TRAIN_REPEATS):
+        began = time.perf_counter()
+        trainer.train_step(Batch(trainer.version, groups))
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)  # the others met something else on the machine

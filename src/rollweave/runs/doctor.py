@@ -1,0 +1,216 @@
+"""What this machine can do, checked rather than assumed; every finding that is not good names its fix.
+
+torch is only ever loaded in a child process. An instruction that the processor advertises but cannot run kills
+the process that tries it (SIGILL): a child may die of it, the doctor may not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+Grade = Literal["ok", "warning", "broken"]
+
+PACKAGES = ("torch", "transformers", "safetensors", "ray", "gymnasium", "numpy", "pydantic", "tensorboard")
+EXTRAS = {
+    "smollm2": ("the model smollm2-135m, a real LLM without a hub", ("gguf", "accelerate")),
+    "parquet": ("prompt files in parquet", ("pyarrow",)),
+}
+UNTESTED_ON_GPU = (
+    "this project has never been executed on a GPU: the CUDA path of engine, trainer and weight updates is untested"
+)
+GIB = 2**30
+CHILD_SECONDS = 120
+
+# Prints a line after each thing that worked, so that a death tells what it was.
+TORCH_PROBE = """
+import json, torch
+def matmul(dtype):
+    x = torch.ones(256, 256, dtype=dtype)
+    return bool(torch.isfinite(torch.nn.functional.linear(x, x)).all())
+gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({"gpus": gpus, "threads": torch.get_num_threads()}), flush=True)
+print(json.dumps({"float32": matmul(torch.float32)}), flush=True)
+print(json.dumps({"bfloat16": matmul(torch.bfloat16)}), flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    name: str
+    status: Grade
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a child process found out, and how it ended."""
+
+    found: dict[str, Any]
+    ending: str = ""
+    """Empty: it ended well. Else the signal that killed it, or its last words."""
+
+
+def examine() -> list[Finding]:
+    """Every check, in the order a person would ask."""
+    torch = probe(TORCH_PROBE)
+    shared = Path("/dev/shm")
+    return [
+        check_python(),
+        *(check_package(name) for name in PACKAGES),
+        check_threads(os.environ, os.cpu_count() or 1),
+        check_memory(available_memory()),
+        check_disk(shutil.disk_usage(Path.cwd()).free),
+        check_shared_memory(shutil.disk_usage(shared).free if shared.is_dir() else None),
+        check_ray(probe("import ray")),
+        check_float32(torch),
+        check_bfloat16(torch),
+        check_gpu(torch),
+        *(check_extra(name) for name in EXTRAS),
+    ]
+
+
+def report(checks: list[Finding]) -> dict[str, Any]:
+    """The findings for a program."""
+    return {"healthy": all(c.status != "broken" for c in checks), "checks": [asdict(check) for check in checks]}
+
+
+def probe(code: str) -> Probe:
+    """Run Python code in a child; collects the JSON objects it prints, one a line."""
+    try:
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=CHILD_SECONDS)
+    except subprocess.TimeoutExpired:
+        return Probe({}, f"no answer within {CHILD_SECONDS} s")
+    found: dict[str, Any] = {}
+    for line in child.stdout.splitlines():
+        if line.startswith("{"):
+            found |= json.loads(line)
+    return Probe(found, _ending(child))
+
+
+def _ending(child: subprocess.CompletedProcess[str]) -> str:
+    if child.returncode < 0:
+        return f"killed by {signal.Signals(-child.returncode).name}"
+    last_words = child.stderr.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+    return last_words[0] if child.returncode else ""
+
+
+# --------------------------------------------------------------------------------------------------- packages
+
+
+def check_python() -> Finding:
+    return Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def check_package(name: str) -> Finding:
+    try:
+        return Finding(name, "ok", version(name))
+    except PackageNotFoundError:
+        return Finding(name, "broken", "not installed", "pip install rollweave")
+
+
+def check_extra(name: str) -> Finding:
+    purpose, packages = EXTRAS[name]
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if not missing:
+        return Finding(f"extra {name}", "ok", f"{purpose}: installed")
+    fix = f"if you want it: pip install 'rollweave[{name}]'"
+    return Finding(f"extra {name}", "warning", f"{purpose}: lacks {', '.join(missing)}", fix)
+
+
+# ---------------------------------------------------------------------------------------------- the machine
+
+
+def check_threads(environment: Mapping[str, str], cores: int) -> Finding:
+    """On ray the engine and the trainer compute at the same time, so a process should have half of the cores."""
+    setting = environment.get("OMP_NUM_THREADS", "")
+    if not setting:
+        return Finding(
+            "threads", "ok", f"{cores} cores; OMP_NUM_THREADS is not set, each process gets what its job says"
+        )
+    if not setting.isdecimal() or int(setting) < 1:
+        return Finding("threads", "warning", f"OMP_NUM_THREADS is {setting!r}", "set it to a whole number, or unset it")
+    detail = f"{cores} cores, OMP_NUM_THREADS={setting}"
+    if 2 * int(setting) > cores > 1:
+        fix = f"engine and trainer would fight over the cores, 10 to 50 times slower: OMP_NUM_THREADS={cores // 2}"
+        return Finding("threads", "warning", f"{detail}: two processes want {2 * int(setting)} threads", fix)
+    return Finding("threads", "ok", detail)
+
+
+def available_memory() -> int | None:
+    """Bytes that a new process could use; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+
+
+def check_memory(free: int | None) -> Finding:
+    if free is None:
+        return Finding("memory", "ok", "free memory unknown on this system")
+    if free < 4 * GIB:
+        return Finding(
+            "memory", "warning", f"{free / GIB:.1f} GiB free", "the quickstart needs about 4 GiB: close something"
+        )
+    return Finding("memory", "ok", f"{free / GIB:.1f} GiB free")
+
+
+def check_disk(free: int) -> Finding:
+    if free < 2 * GIB:
+        return Finding(
+            "disk", "warning", f"{free / GIB:.1f} GiB free here", "checkpoints need room: train with --out elsewhere"
+        )
+    return Finding("disk", "ok", f"{free / GIB:.1f} GiB free here")
+
+
+def check_shared_memory(free: int | None) -> Finding:
+    """Ray keeps objects in /dev/shm and falls back to slow files where it is small, as in containers."""
+    if free is None:
+        return Finding("/dev/shm", "ok", "not on this system")
+    if free < GIB:
+        fix = "weights would go through files: enlarge it (docker run --shm-size=4g), or use runtime.type=inline"
+        return Finding("/dev/shm", "warning", f"{free / GIB:.2f} GiB free", fix)
+    return Finding("/dev/shm", "ok", f"{free / GIB:.1f} GiB free")
+
+
+def check_ray(ray: Probe) -> Finding:
+    if ray.ending:
+        return Finding("ray imports", "broken", ray.ending, "reinstall it, or use runtime.type=inline")
+    return Finding("ray imports", "ok", "yes")
+
+
+# ------------------------------------------------------------------------------------------------ arithmetic
+
+
+def check_float32(torch: Probe) -> Finding:
+    if torch.found.get("float32"):
+        return Finding("float32", "ok", f"works, {torch.found['threads']} threads by default")
+    fix = "nothing can run without it: reinstall torch for this processor"
+    return Finding("float32", "broken", torch.ending or "wrong results", fix)
+
+
+def check_bfloat16(torch: Probe) -> Finding:
+    if torch.found.get("bfloat16"):
+        return Finding("bfloat16", "ok", "a matrix product works")
+    fix = "rollweave computes in float32 on CPUs; keep bfloat16 out of your own code here"
+    return Finding("bfloat16", "warning", f"a matrix product fails: {torch.ending or 'wrong results'}", fix)
+
+
+def check_gpu(torch: Probe) -> Finding:
+    gpus = torch.found.get("gpus")
+    if gpus:
+        return Finding("gpu", "warning", f"{', '.join(gpus)}; {UNTESTED_ON_GPU}", "expect surprises and report them")
+    return Finding("gpu", "ok", f"none, everything runs on the CPU; {UNTESTED_ON_GPU}")

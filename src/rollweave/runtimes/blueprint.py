@@ -1,0 +1,92 @@
+"""What every worker needs to build its part of a job. Sent to other processes, so it holds no live parts.
+
+torch and transformers are imported by the builders, in the process that needs them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollweave.clock import Clock
+from rollweave.config.job import Job
+from rollweave.environments.isolation import EnvironmentPool
+from rollweave.environments.latency import LateEnvironments, latencies
+from rollweave.environments.protocol import MakeEnvironment
+from rollweave.fleet.proxy import LLMProxy
+from rollweave.rewards.scorer import NamedReward, Scorer
+from rollweave.rollout.manager import Stage, TurnBarrier
+
+if TYPE_CHECKING:
+    from rollweave.engines.torch.engine import TorchEngine
+    from rollweave.training.trainer import TorchTrainer
+
+BEHIND_OTHERS = 10
+"""How nice (as in nice(1)) a thread is that gets something ready which may never be needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    job: Job
+    policy: Path
+    """The Hugging Face folder the job starts from."""
+    environments: MakeEnvironment
+    rewards: tuple[NamedReward, ...] = ()
+    """Reward functions given as Python objects, beside those the job names."""
+
+    def engine(self) -> TorchEngine:
+        from rollweave.engines.torch.engine import TorchEngine
+
+        return TorchEngine.from_folder(
+            self.policy,
+            slots=self.job.engine.slots,
+            prefill_tokens=self.job.engine.prefill_tokens,
+            max_context=self.job.rollout.max_context,
+            in_flight=self.job.in_flight,
+        )
+
+    def warm_up_engine(self) -> None:
+        """All that `engine` does first and that takes seconds, importing above all; behind whoever works meanwhile."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND_OTHERS)
+        from transformers import AutoTokenizer
+
+        import rollweave.engines.torch.engine  # noqa: F401 (importing it is the point)
+        from rollweave.policies.forward import load_model
+
+        AutoTokenizer.from_pretrained(self.policy)
+        load_model(self.policy)
+
+    def trainer(self) -> TorchTrainer:
+        from rollweave.training.trainer import TorchTrainer
+
+        return TorchTrainer(self.policy, self.job.training, self.job.seed)
+
+    def stage(self, proxy: LLMProxy, clock: Clock) -> Stage:
+        from rollweave.policies.chat import ChatFormat
+
+        rollout = self.job.rollout
+        environments = self.environments
+        if rollout.isolation == "process":
+            environments = EnvironmentPool(environments, rollout.environments_per_process)
+        if slow := latencies(self.job.environment):
+            environments = LateEnvironments(environments, slow, clock)
+        return Stage(
+            clock=clock,
+            proxy=proxy,
+            environment=environments,
+            dialogue=ChatFormat.of(self.policy),
+            scorer=Scorer(self.job.rewards, Path(), self.rewards),
+            deadlines=rollout.deadlines,
+            max_turns=rollout.max_turns,
+            max_context=rollout.max_context,
+            barrier=TurnBarrier() if self.job.pipeline.type == "sync" else None,
+            prompt_replication=rollout.prompt_replication,
+        )
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

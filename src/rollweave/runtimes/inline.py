@@ -1,0 +1,127 @@
+"""The inline runtime: everything cooperatively on one loop, in one process.
+
+Deterministic and friendly to a debugger; generation and training cannot overlap, because a train step blocks
+the loop. That time counts against nobody's deadline. Several engines step in a thread each, so that they can use
+several cores; then the order of answers is the threads', and only what is sampled stays the seed's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollweave.clock import Clock
+from rollweave.config.job import InlineRuntime, RayRuntime
+from rollweave.engines.loop import EngineLoop, StepSeconds
+from rollweave.environments.isolation import EnvironmentPool
+from rollweave.environments.latency import LateEnvironments
+from rollweave.fleet.proxy import LLMProxy, MovingProxy
+from rollweave.pipelines.assemble import Machinery
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.host import EnvHost
+from rollweave.runtimes.blueprint import Blueprint, cores
+from rollweave.training.protocol import Metrics
+from rollweave.trajectory import Batch
+from rollweave.weights.buckets import Fingerprint
+from rollweave.weights.store import MemoryStore, WeightStore
+
+if TYPE_CHECKING:
+    from rollweave.training.trainer import TorchTrainer
+
+
+class InlineTrainer:
+    """The torch trainer on the control plane's own loop."""
+
+    def __init__(self, core: TorchTrainer, store: WeightStore, clock: Clock, step_seconds: float = 0.0) -> None:
+        self._core = core
+        self._store = store
+        self._clock = clock
+        self._step_seconds = step_seconds
+
+    async def train_step(self, batch: Batch) -> Metrics:
+        with self._clock.blocked():
+            metrics = self._core.train_step(batch)
+        await self._clock.sleep(self._step_seconds)
+        return metrics
+
+    async def publish(self, version: int) -> Fingerprint:
+        with self._clock.blocked():
+            return self._store.push(version, self._core.weights())
+
+    async def save(self, folder: Path, driver: str) -> None:
+        with self._clock.blocked():
+            self._core.save(folder, driver)
+
+    async def load(self, folder: Path) -> None:
+        self._core.load(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Players:
+    """Engines and an environment host in this process: all that playing needs."""
+
+    engines: Sequence[EngineLoop]
+    proxy: LLMProxy
+    dispatcher: Dispatcher
+
+
+@asynccontextmanager
+async def start_players(
+    blueprint: Blueprint, clock: Clock, store: WeightStore, step_seconds: StepSeconds | None = None
+) -> AsyncIterator[Players]:
+    with ExitStack() as threads:
+        engines = [
+            EngineLoop(blueprint.engine(), store, clock, step_seconds, thread=thread)
+            for thread in _threads(blueprint.job.runtime, threads)
+        ]
+        proxy = LLMProxy(engines) if len(engines) == 1 else MovingProxy(engines)
+        stage = blueprint.stage(proxy, clock)
+        dispatcher = Dispatcher(blueprint.job.rollout.scheduling)
+        host: EnvHost
+        link = dispatcher.attach(lambda packet: host.link.receive(packet), blueprint.job.rollout.slots)
+        host = EnvHost(stage, link.receive)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(engine.run(), name=f"engine {n}") for n, engine in enumerate(engines)]
+            running.append(tasks.create_task(host.run(), name="host"))
+            try:
+                yield Players(engines, proxy, dispatcher)
+            finally:
+                for task in running:
+                    task.cancel()
+                if isinstance(stage.environment, EnvironmentPool | LateEnvironments):
+                    await stage.environment.close()
+
+
+def _threads(runtime: InlineRuntime | RayRuntime, threads: ExitStack) -> list[Executor | None]:
+    """What each engine steps in: a single one in the loop itself, where everything has its order."""
+    if not isinstance(runtime, InlineRuntime) or runtime.engines == 1:
+        return [None]
+    make = partial(ThreadPoolExecutor, 1, "engine", use_threads, (runtime, runtime.engines))
+    return [threads.enter_context(make()) for _ in range(runtime.engines)]
+
+
+@asynccontextmanager
+async def start_inline(
+    blueprint: Blueprint,
+    clock: Clock,
+    engine_step_seconds: StepSeconds | None = None,
+    train_step_seconds: float = 0.0,
+) -> AsyncIterator[Machinery]:
+    """The machinery of a job in this process. Modelled step times drive the real parts by the virtual clock."""
+    store = MemoryStore(blueprint.job.weights.bucket_mb)
+    trainer = InlineTrainer(blueprint.trainer(), store, clock, train_step_seconds)
+    async with start_players(blueprint, clock, store, engine_step_seconds) as players:
+        yield Machinery(players.engines, trainer, players.dispatcher, proxy=players.proxy)
+
+
+def use_threads(runtime: InlineRuntime, sharing: int = 1) -> None:
+    """Of whoever calls: it computes on as many cores. `sharing`: so many compute at the same time."""
+    import torch
+
+    torch.set_num_threads(runtime.threads or max(1, cores() // sharing))

@@ -1,0 +1,81 @@
+"""Which worker gets which cores: from the job's cluster file, or, without one, by halves.
+
+A cluster file says what a job runs on, whether it is simulated or trained. Pools of CPU cores are what this runtime can
+fill: each engine has `tensor_parallel` cores of its pool, the trainer all cores of its own. What the machine does not
+have is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollweave.config.cluster import GENERATES, TRAINS, ClusterConfig, Pool
+from rollweave.config.job import Job, RayRuntime
+from rollweave.errors import ConfigError
+from rollweave.runtimes.blueprint import cores
+
+NOT_HERE = {"prefill", "decode", "reward"}
+"""Roles that only a simulation plays today."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSeat:
+    threads: int
+    tasks: tuple[str, ...] = ()
+    """Tasks whose trajectories prefer this engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    engines: tuple[EngineSeat, ...]
+    trainer_threads: int
+    colocated: bool
+    """Engines and trainer take turns on the same cores."""
+
+
+def layout(job: Job, runtime: RayRuntime) -> Layout:
+    if job.cluster is not None:
+        return _of_cluster(job.cluster)
+    colocated = runtime.placement == "colocated"
+    share = cores() if colocated else max(1, cores() // 2)
+    return Layout((EngineSeat(runtime.engine_threads or share),), runtime.trainer_threads or share, colocated)
+
+
+def _of_cluster(cluster: ClusterConfig) -> Layout:
+    for pool in cluster.pools:
+        _can_be_filled(cluster, pool)
+    generating = [pool for pool in cluster.pools if pool.role in GENERATES]
+    training = [pool for pool in cluster.pools if pool.role in TRAINS]
+    wanted = sum(_cores(cluster, pool) for pool in {id(pool): pool for pool in (*generating, *training)}.values())
+    if wanted > cores():
+        raise ConfigError(
+            f"cluster: its pools want {wanted} cores and this machine has {cores()}: lower their counts, or put "
+            "generation and training on one pool of role: colocated"
+        )
+    engines = [seat for pool in generating for seat in _seats(cluster, pool)]
+    shared = [pool for pool in training if pool.role == "colocated"]
+    return Layout(tuple(engines), sum(_cores(cluster, pool) for pool in training), bool(shared))
+
+
+def _seats(cluster: ClusterConfig, pool: Pool) -> list[EngineSeat]:
+    return [EngineSeat(_cores(cluster, pool) // pool.workers, pool.tasks)] * pool.workers
+
+
+def _can_be_filled(cluster: ClusterConfig, pool: Pool) -> None:
+    device = cluster.device(pool)
+    if pool.role in NOT_HERE:
+        raise ConfigError(
+            f"cluster: pool {pool.name} has role: {pool.role}, which only `rollweave simulate` plays today"
+        )
+    if pool.role != "environment" and device.kind != "cpu":
+        raise ConfigError(
+            f"cluster: pool {pool.name} wants {pool.count} x {pool.device}, but engines and trainers run on CPU cores "
+            "today: `rollweave simulate` runs this cluster; to train here, give pools of device: CPU, or plan with a "
+            "device that `rollweave profile` measured"
+        )
+
+
+def _cores(cluster: ClusterConfig, pool: Pool) -> int:
+    """A measured device is as many cores as it was measured with."""
+    measured = cluster.device(pool).measured
+    return pool.count * (measured.threads if measured is not None else 1)

@@ -1,0 +1,145 @@
+"""The Ray runtime: engine, trainer and environment hosts in processes of their own.
+
+driver ──leases──▶ hosts ──requests──▶ engine          trainer ──weights──▶ shared memory ──▶ engine
+       ◀─reports──       ◀─completions─
+       ──batches─────────────────────────────────────▶ trainer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rollweave.clock import Clock
+from rollweave.config.job import RayRuntime
+from rollweave.errors import ConfigError
+from rollweave.fleet.colocated import TakingTurns
+from rollweave.observability.events import Emitter
+from rollweave.pipelines.assemble import Machinery
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.runtimes.blueprint import Blueprint
+from rollweave.runtimes.layout import Layout, layout
+from rollweave.runtimes.ray_clients import RayEngine, RayTrainer, Restarts, WorkerHandle
+from rollweave.runtimes.ray_keepers import Crew, EngineKeeper, HostKeeper
+from rollweave.runtimes.ray_workers import EngineWorker, HostWorker, TrainerWorker
+from rollweave.weights.shared_memory import shared_folder
+
+OBJECT_STORE_BYTES = 256 * 2**20
+"""Batches and completions pass through it; weights do not."""
+
+CONNECT_SECONDS = 10.0
+"""A cluster that has not answered by then is not there."""
+
+
+@asynccontextmanager
+async def start_ray(
+    blueprint: Blueprint, runtime: RayRuntime, clock: Clock, logs: Path, recorder: Emitter
+) -> AsyncIterator[Machinery]:
+    """The machinery of a job on Ray: started with the block, gone with it."""
+    with shared_folder() as store, _connected(runtime):
+        crew = Crew(clock, recorder, Restarts(recorder))
+        dispatcher = Dispatcher(blueprint.job.rollout.scheduling)
+        plan = layout(blueprint.job, runtime)
+        trainer = _worker(TrainerWorker, "trainer", logs, plan.trainer_threads, blueprint, store)
+        engines = [_engine_keeper(crew, plan, number, logs, blueprint, store) for number in range(len(plan.engines))]
+        tasks_of = [seat.tasks for seat in plan.engines]
+        keepers: list[EngineKeeper | HostKeeper] = [
+            *engines,
+            *_host_keepers(crew, blueprint, runtime, logs, dispatcher, tasks_of),
+        ]
+        await asyncio.gather(crew.ready(trainer), *(keeper.start() for keeper in keepers))
+        client = RayTrainer(trainer, clock, blueprint.job.rollout.deadlines, crew.restarts)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(keeper.run()) for keeper in keepers]
+            placed = TakingTurns(client, crew.engines) if plan.colocated else client
+            yield Machinery(crew.engines, placed, dispatcher, crew.waits)
+            for task in running:
+                task.cancel()
+
+
+def _engine_keeper(
+    crew: Crew, plan: Layout, number: int, logs: Path, blueprint: Blueprint, store: Path
+) -> EngineKeeper:
+    name = "engine" if len(plan.engines) == 1 else f"engine-{number}"
+
+    def spawn() -> WorkerHandle:
+        return _worker(EngineWorker, name, logs, plan.engines[number].threads, blueprint, store)
+
+    crew.engines.append(RayEngine(spawn(), "driver"))
+    return EngineKeeper(crew, number, spawn)
+
+
+def _host_keepers(
+    crew: Crew,
+    blueprint: Blueprint,
+    runtime: RayRuntime,
+    logs: Path,
+    dispatcher: Dispatcher,
+    tasks_of: Sequence[Sequence[str]],
+) -> list[HostKeeper]:
+    """`tasks_of` each engine: those that prefer it."""
+
+    def spawn(name: str, client: str) -> WorkerHandle:
+        engines = [engine.worker for engine in crew.engines]
+        return _worker(HostWorker, name, logs, 1, client, blueprint, engines, tasks_of)
+
+    capacity = -(-blueprint.job.rollout.slots // runtime.hosts)
+    names = [f"host-{number}" for number in range(runtime.hosts)]
+    return [HostKeeper(crew, name, partial(spawn, name), dispatcher, capacity) for name in names]
+
+
+@contextmanager
+def _connected(runtime: RayRuntime) -> Iterator[None]:
+    _connect(runtime)
+    import ray
+
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _connect(runtime: RayRuntime) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray would announce a dead worker itself, at length, in the middle of the view (read when it is imported).
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    # What goes wrong in a call nobody waits for is noticed (`Mishaps`); a call to one that just died is said again.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    import ray
+
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
+    if runtime.address == "local":
+        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    try:
+        _knock(runtime.address)
+        ray.init(address=runtime.address, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"runtime.address: no Ray cluster answers at {runtime.address!r} ({error}); start one with "
+            "`ray start --head`, or set runtime.address=local for a private one"
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """Ask whether anybody is there at all: Ray itself would go on trying for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+
+
+def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) -> WorkerHandle:
+    """Start a worker; `run`, where it has one, is to be awaited: a worker's failure is ours."""
+    import ray
+
+    # torch takes its threads from here. OMP's idle ones spin by default, which starves whoever else has the core.
+    environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    actor = ray.remote(kind).options(num_cpus=0, runtime_env={"env_vars": environment})
+    log = logs.absolute() / f"{name}.log"
+    return WorkerHandle(actor.remote(*arguments, log), name, log)

@@ -1,0 +1,333 @@
+"""The driver's and the hosts' ends of the Ray workers.
+
+An engine that dies is replaced. Its clients notice when a call fails, wait until they are connected to the successor,
+and say again what was left open: a host its requests, whose trajectories go on from their tokens; the driver the
+command it was giving. So nobody above knows that an engine can die.
+
+A worker process as seen from another: called by name, and what goes wrong in it is said plainly.
+
+Ray wraps whatever a worker raises into its own error, with a traceback for a message. Here it comes out as it was
+raised there. A worker that is gone cannot say why; its name and the end of its log do.
+
+What the driver knows about its workers' deaths: each is an event, each is counted, and there is an end to it.
+
+A worker that was killed is started again. One that dies again and again without a train step in between was not
+unlucky: whatever kills it will kill the next one too, and the run ends with its cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rollweave.clock import Clock
+from rollweave.config.job import Deadlines
+from rollweave.engines.protocol import Completion, EngineStats, Request
+from rollweave.errors import WorkerDied, first_cause
+from rollweave.fleet.fleet import LifetimeStats
+from rollweave.observability.events import Emitter
+from rollweave.rollout.link import Packet
+from rollweave.training.protocol import Metrics
+from rollweave.trajectory import Batch
+from rollweave.weights.buckets import Fingerprint
+
+LOG_LINES = 12
+"""How much of a dead worker's log is shown."""
+
+CRASH = "Fatal Python error"
+"""How `faulthandler` begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHandle:
+    actor: Any
+    name: str
+    log: Path
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Raises what the worker raised, or WorkerDied."""
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            return await getattr(self.actor, method).remote(*arguments)
+        except RayTaskError as error:
+            cause = error.cause
+            raise (first_cause(cause) if isinstance(cause, BaseExceptionGroup) else cause) from error
+        except RayActorError as error:
+            raise WorkerDied(self._obituary(error), self.name) from error
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call without waiting for an answer. The worker notices what goes wrong in it (see `Mishaps`)."""
+        getattr(self.actor, method).remote(*arguments)
+
+    def end(self) -> None:
+        """Make sure that it is gone, though it may only have been out of reach."""
+        import ray
+
+        ray.kill(self.actor)
+
+    def _obituary(self, error: Exception) -> str:
+        if getattr(error, "actor_init_failed", False):
+            return f"the worker {self.name!r} could not be started: {error}"
+        lines = self._last_lines()
+        said = f"the end of {self.log}:\n{lines}" if lines else f"{self.log} is empty."
+        return f"the worker {self.name!r} died: its process was killed or crashed; {said}\n{self._advice()}"
+
+    def _advice(self) -> str:
+        if self.name.startswith("host"):
+            return "if an environment did it, set rollout.isolation=process: then it can only end its own process"
+        return (
+            "if it was killed for memory (see `dmesg`), lower engine.slots or training.microbatch_tokens; "
+            "`rollweave doctor` looks for what crashes on this machine"
+        )
+
+    def _last_lines(self) -> str:
+        try:
+            text = self.log.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # another machine's log, or none yet
+            return ""
+        _, crash, trace = text.rpartition(CRASH)
+        # A crash reports its innermost line first; everything else ends with what matters.
+        lines = f"{crash}{trace}".splitlines()[:LOG_LINES] if crash else text.splitlines()[-LOG_LINES:]
+        return "\n".join(f"  {line}" for line in lines)
+
+
+class Mishaps:
+    """What goes wrong where nobody waits for an answer, kept for somebody who does."""
+
+    def __init__(self) -> None:
+        self._first: BaseException | None = None
+        self._happened = asyncio.Event()
+
+    @contextmanager
+    def noticed(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the boundary between calls that nobody awaits and `raised`
+            self._first = self._first or error
+            self._happened.set()
+
+    async def raised(self) -> NoReturn:
+        await self._happened.wait()
+        assert self._first is not None
+        raise self._first
+
+
+MOST_DEATHS = 5
+"""Of one worker, without a completed train step in between."""
+
+
+class Restarts:
+    def __init__(self, recorder: Emitter, most_deaths: int = MOST_DEATHS) -> None:
+        self._recorder = recorder
+        self._most_deaths = most_deaths
+        self._deaths: Counter[str] = Counter()
+        self.restarted: Counter[str] = Counter()
+        """By worker, since the beginning."""
+
+    def died(self, death: WorkerDied) -> None:
+        """Write a death down. Raises it when it is one too many."""
+        self._recorder.emit("worker.died", worker=death.worker, cause=str(death))
+        self._deaths[death.worker] += 1
+        if (deaths := self._deaths[death.worker]) >= self._most_deaths:
+            raise WorkerDied(
+                f"{deaths} times without a completed train step in between, {death}", death.worker
+            ) from death
+
+    def back(self, death: WorkerDied, seconds: float) -> None:
+        """The dead worker's successor works, that long after its death."""
+        self.restarted[death.worker] += 1
+        self._recorder.emit("worker.restarted", worker=death.worker, seconds=seconds, cause=str(death))
+
+    def progress(self) -> None:
+        """A train step was completed."""
+        self._deaths.clear()
+
+
+@dataclass(slots=True)
+class Orders:
+    """What a client wants of an engine, all that came up within one tick of its loop."""
+
+    released: list[str] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class EngineState:
+    """What the driver has told an engine, and would have to tell its successor."""
+
+    version: int | None = None
+    """The committed one; None: the weights it was made from."""
+    staged: int | None = None
+    """Prepared, not yet committed."""
+    suspensions: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not been answered."""
+
+    request: Request
+    answer: asyncio.Future[Completion]
+    aborted: bool = False
+
+
+class RayEngine:
+    """An `Engine` in another process. Requests of one tick travel together, and so do the answers of one step."""
+
+    def __init__(self, worker: WorkerHandle, client: str) -> None:
+        self.worker = worker
+        self.state = EngineState()
+        self._client = client
+        self._replaced = asyncio.Event()
+        self._stats = LifetimeStats()
+        self._open: dict[str, _Open] = {}
+        self._orders = Orders()
+        self._flush_scheduled = False
+
+    # ------------------------------------------------------------------------------------------ what hosts call
+
+    async def run(self) -> None:
+        """Bring answers back, until cancelled."""
+        while True:
+            for completion in await self._call("collect", self._client):
+                self._answer(completion)
+
+    async def generate(self, request: Request) -> Completion:
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._open[request.id] = _Open(request, answer)
+        self._orders.requests.append(request)
+        self._schedule_flush()
+        try:
+            return await answer
+        finally:
+            self._open.pop(request.id, None)
+
+    def abort(self, request_id: str) -> None:
+        if request_id in self._open:
+            self._open[request_id].aborted = True
+        self._orders.aborted.append(request_id)
+        self._schedule_flush()
+
+    def release(self, trajectory: str) -> None:
+        self._orders.released.append(trajectory)
+        self._schedule_flush()
+
+    # ----------------------------------------------------------------------------------- what the driver calls
+
+    async def suspend(self) -> None:
+        await self._call("suspend")
+        self.state.suspensions += 1
+
+    async def resume(self) -> None:
+        await self._call("resume")
+        self.state.suspensions -= 1
+
+    async def prepare(self, version: int) -> Fingerprint:
+        staged: Fingerprint = await self._call("prepare", version)
+        self.state.staged = version
+        return staged
+
+    async def commit(self, version: int) -> None:
+        await self._call("commit", version)
+        self.state = EngineState(version, None, self.state.suspensions)
+
+    async def stats(self) -> EngineStats:
+        return self._stats.seen(await self._call("stats"))
+
+    async def forget(self, client: str) -> None:
+        """A client is gone: whatever it asked for, nobody wants any more."""
+        await self._call("forget", client)
+
+    # -------------------------------------------------------------------------------------- death and succession
+
+    def connect(self, worker: WorkerHandle) -> None:
+        """The engine has died, and `worker` takes its place: say again what the dead one did not answer."""
+        self.worker = worker
+        self._stats.died()
+        left = [open for open in self._open.values() if not open.answer.done()]
+        for open in left:
+            if open.aborted:
+                self._answer(Completion(open.request.id, [], "aborted"))
+        self._orders = Orders(requests=[open.request for open in left if not open.aborted])
+        self._schedule_flush()
+        self._replaced.set()
+        self._replaced = asyncio.Event()
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """A successor knows what its predecessor was told (`EngineState`), so whatever failed is said again."""
+        while True:
+            worker, replaced = self.worker, self._replaced
+            try:
+                return await worker.call(method, *arguments)
+            except WorkerDied:
+                await replaced.wait()
+
+    def _answer(self, completion: Completion) -> None:
+        open = self._open.get(completion.id)
+        if open is not None and not open.answer.done():
+            open.answer.set_result(completion)
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        orders, self._orders = self._orders, Orders()
+        self.worker.tell("serve", self._client, orders)
+
+
+class RayTrainer:
+    """A `Trainer` in another process."""
+
+    def __init__(self, worker: WorkerHandle, clock: Clock, deadlines: Deadlines, restarts: Restarts) -> None:
+        self._worker = worker
+        self._clock = clock
+        self._deadlines = deadlines
+        self._restarts = restarts
+
+    async def train_step(self, batch: Batch) -> Metrics:
+        with self._clock.wait("driver", f"train step {batch.step}", self._deadlines.train_step):
+            metrics: Metrics = await self._call("train_step", batch)
+        self._restarts.progress()
+        return metrics
+
+    async def publish(self, version: int) -> Fingerprint:
+        published: Fingerprint = await self._call("publish", version)
+        return published
+
+    async def save(self, folder: Path, driver: str) -> None:
+        with self._clock.wait("driver", f"checkpoint {folder.name}", self._deadlines.train_step):
+            await self._call("save", folder, driver)
+
+    async def load(self, folder: Path) -> None:
+        with self._clock.wait("driver", f"the trainer to load {folder.name}", self._deadlines.train_step):
+            await self._call("load", folder)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """A dead trainer is not replaced here: the session goes back to its checkpoint."""
+        try:
+            return await self._worker.call(method, *arguments)
+        except WorkerDied as death:
+            self._restarts.died(death)
+            raise
+
+
+class RayTransport:
+    """Packets from the driver to one host. What cannot be sent at all is a mishap: links speak in callbacks."""
+
+    def __init__(self, worker: WorkerHandle) -> None:
+        self._worker = worker
+        self.mishaps = Mishaps()
+
+    def __call__(self, packet: Packet[Any]) -> None:
+        with self.mishaps.noticed():
+            self._worker.tell("receive", packet)

@@ -1,0 +1,212 @@
+"""The worker processes of the Ray runtime: engine, trainer, environment host.
+
+Each is an ordinary class that Ray turns into an actor. What arrives one by one inside a process crosses the
+border in batches: everything said within one tick of a loop is one actor call. Where nobody waits for a call's answer,
+what goes wrong in it ends `run`, for which the driver waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rollweave.clock import Clock, Waiting
+from rollweave.engines.loop import EngineLoop
+from rollweave.engines.protocol import Completion, EngineStats
+from rollweave.environments.isolation import EnvironmentPool
+from rollweave.environments.latency import LateEnvironments
+from rollweave.fleet.proxy import LLMProxy, affinity
+from rollweave.observability.memory import resident_mb
+from rollweave.rollout.host import EnvHost
+from rollweave.rollout.link import Packet
+from rollweave.runtimes.blueprint import Blueprint
+from rollweave.runtimes.ray_clients import EngineState, Mishaps, Orders, RayEngine, WorkerHandle
+from rollweave.training.protocol import Metrics
+from rollweave.trajectory import Batch
+from rollweave.weights.buckets import Fingerprint
+from rollweave.weights.store import SharedMemoryStore
+
+T = TypeVar("T")
+
+Pid = int
+
+
+class Outbox(Generic[T]):
+    """Things to be fetched by a caller that waits until there are some."""
+
+    def __init__(self) -> None:
+        self._items: list[T] = []
+        self._filled = asyncio.Event()
+
+    def put(self, item: T) -> None:
+        self._items.append(item)
+        self._filled.set()
+
+    async def take(self) -> list[T]:
+        await self._filled.wait()
+        self._filled.clear()
+        items, self._items = self._items, []
+        return items
+
+
+class EngineWorker:
+    def __init__(self, blueprint: Blueprint, store: Path, log: Path) -> None:
+        _prepare_process(log)
+        self._blueprint = blueprint
+        self._store = SharedMemoryStore(store, blueprint.job.weights.bucket_mb)
+        self._outboxes: dict[str, Outbox[Completion]] = defaultdict(Outbox)
+        self._latest: dict[str, dict[str, str]] = defaultdict(dict)
+        """By client: its trajectories, each with its latest request."""
+        self._mishaps = Mishaps()
+        self._starting = asyncio.Lock()
+
+    async def warm_up(self) -> None:
+        """For an engine that may be needed later: get ready for `ready`, in a thread of low priority."""
+        async with self._starting:
+            with self._mishaps.noticed():
+                await asyncio.to_thread(self._blueprint.warm_up_engine)
+
+    async def ready(self, state: EngineState) -> Pid:
+        """Load the weights. Not done when the actor is made: what fails there cannot be told from a crash."""
+        async with self._starting:
+            core = self._blueprint.engine()
+        self._loop = EngineLoop(core, self._store, Clock(), background=asyncio.to_thread)
+        if state.version is not None:
+            await self._loop.prepare(state.version)
+            await self._loop.commit(state.version)
+        if state.staged is not None:
+            await self._loop.prepare(state.staged)
+        return os.getpid()
+
+    async def run(self) -> None:
+        """Generate until the job ends; a failure here reaches the driver."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._mishaps.raised())
+            await self._loop.run()
+
+    async def serve(self, client: str, orders: Orders) -> None:
+        with self._mishaps.noticed():
+            for trajectory in orders.released:
+                self._latest[client].pop(trajectory, None)
+                self._loop.release(trajectory)
+            for request in orders.requests:
+                self._latest[client][request.trajectory] = request.id
+                self._loop.add(request, self._outboxes[client].put)
+            for request_id in orders.aborted:
+                self._loop.abort(request_id)
+
+    async def collect(self, client: str) -> list[Completion]:
+        """What has been completed for a client since it last asked; waits for something."""
+        return await self._outboxes[client].take()
+
+    async def forget(self, client: str) -> None:
+        """The client is gone: end its requests, free its caches."""
+        for trajectory, request_id in self._latest.pop(client, {}).items():
+            self._loop.abort(request_id)
+            self._loop.release(trajectory)
+        self._outboxes.pop(client, None)
+
+    async def suspend(self) -> None:
+        await self._loop.suspend()
+
+    async def resume(self) -> None:
+        await self._loop.resume()
+
+    async def prepare(self, version: int) -> Fingerprint:
+        return await self._loop.prepare(version)
+
+    async def commit(self, version: int) -> None:
+        await self._loop.commit(version)
+
+    async def stats(self) -> EngineStats:
+        return await self._loop.stats()
+
+
+class TrainerWorker:
+    def __init__(self, blueprint: Blueprint, store: Path, log: Path) -> None:
+        _prepare_process(log)
+        self._blueprint = blueprint
+        self._store = SharedMemoryStore(store, blueprint.job.weights.bucket_mb)
+
+    def ready(self) -> Pid:
+        self._core = self._blueprint.trainer()
+        return os.getpid()
+
+    def train_step(self, batch: Batch) -> Metrics:
+        return self._core.train_step(batch) | {"memory/trainer_mb": resident_mb()}
+
+    def publish(self, version: int) -> Fingerprint:
+        return self._store.push(version, self._core.weights())
+
+    def save(self, folder: Path, driver: str) -> None:
+        self._core.save(folder, driver)
+
+    def load(self, folder: Path) -> None:
+        self._core.load(folder)
+
+
+class HostWorker:
+    def __init__(
+        self,
+        client: str,
+        blueprint: Blueprint,
+        engines: list[WorkerHandle],
+        tasks_of: Sequence[Sequence[str]],
+        log: Path,
+    ) -> None:
+        _prepare_process(log)
+        self._blueprint = blueprint
+        self._tasks_of = tasks_of
+        self._engines = [RayEngine(engine, client) for engine in engines]
+        self._clock = Clock()
+        self._outbox: Outbox[Packet[Any]] = Outbox()
+        self._mishaps = Mishaps()
+
+    async def ready(self) -> Pid:
+        self._stage = self._blueprint.stage(LLMProxy(self._engines, affinity(self._tasks_of)), self._clock)
+        self._host = EnvHost(self._stage, self._outbox.put)
+        return os.getpid()
+
+    async def run(self) -> None:
+        """Play what is leased until the job ends; a failure here reaches the driver."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._mishaps.raised())
+                for engine in self._engines:
+                    tasks.create_task(engine.run())
+                await self._host.run()
+        finally:
+            if isinstance(self._stage.environment, EnvironmentPool | LateEnvironments):
+                await self._stage.environment.close()
+
+    async def receive(self, packet: Packet[Any]) -> None:
+        with self._mishaps.noticed():
+            self._host.link.receive(packet)
+
+    async def collect(self) -> list[Packet[Any]]:
+        """Packets for the driver; waits for some."""
+        return await self._outbox.take()
+
+    async def connect(self, number: int, engine: WorkerHandle) -> None:
+        """An engine died; this is its successor."""
+        self._engines[number].connect(engine)
+
+    async def waits(self, most: int) -> list[Waiting]:
+        """Who waits here, longest first."""
+        return self._clock.waiting(most)
+
+
+def _prepare_process(log: Path) -> None:
+    """Everything said in the process, by a crash or a user's `print` too, goes to its log in the run folder."""
+    with log.open("a") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    faulthandler.enable()
+    logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")

@@ -1,0 +1,193 @@
+"""Tokens of a scripted episode: how many there are, and how long the answer to them will be.
+
+In a simulation the workload knows the whole episode: how long each observation is and how long each answer. The
+environment says both in its observation, the dialogue turns them into `Script` tokens, the context that an
+`EnvManager` collects carries them along, and the engine reads from its request how many tokens it will sample.
+
+An environment that plays what the workload wrote, and the rule that scores it.
+
+The time that hosts, links and driver take for a turn, where it was measured.
+
+On one machine all of it runs on the loop of one process, which takes what has come up as a batch: the answers of one
+engine step travel together, and so do the requests that they lead to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollweave.clock import Clock
+from rollweave.config.cluster import GENERATES
+from rollweave.config.hardware import HostTimes
+from rollweave.config.scenario import Scenario
+from rollweave.environments.protocol import Observation, StepResult
+from rollweave.errors import EnvironmentFailed
+from rollweave.simulation.costs.measured import measured, overlapped
+from rollweave.simulation.hardware.judge import Judge
+from rollweave.simulation.repeated import Repeated
+from rollweave.simulation.workloads.episode import NEVER, EpisodeScript, Workload
+from rollweave.simulation.world.environment import StepRewards
+from rollweave.tasks import Task
+from rollweave.trajectory import Trajectory
+
+TOKEN = 0
+
+
+class Script(Repeated[int]):
+    """`size` tokens; the answer to them has `answer` tokens."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, size: int, answer: int) -> None:
+        self.item = TOKEN
+        self.size = size
+        self.answer = answer
+
+    def __iadd__(self, more: Any) -> Script:  # type: ignore[misc,override]
+        self.size += len(more)
+        if isinstance(more, Script):
+            self.answer = more.answer
+        return self
+
+    def copy(self) -> Script:
+        return Script(self.size, self.answer)
+
+
+def observation(tokens: int, answer: int) -> str:
+    """What a simulated environment shows."""
+    return f"{tokens} {answer}"
+
+
+class ScriptedDialogue:
+    """Renders what `observation` wrote."""
+
+    def open(self, observation: Observation) -> list[int]:
+        assert isinstance(observation, str)
+        tokens, answer = observation.split()
+        return Script(int(tokens), int(answer))
+
+    def reply(self, observation: Observation, answered_end: bool) -> list[int]:
+        return self.open(observation)
+
+    def ended(self, answer: Sequence[int]) -> bool:
+        return True
+
+
+class WorkloadEnvironment:
+    def __init__(self, episode: EpisodeScript, clock: Clock) -> None:
+        self._episode = episode
+        self._clock = clock
+        self._turn = 0
+
+    async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
+        await self._clock.sleep(0)  # even a reset in no time lets the others of the batch begin
+        await self._take(self._episode.reset_seconds, -1)
+        return observation(self._episode.observations[0], self._episode.answers[0])
+
+    async def step(self, action: str) -> StepResult:
+        episode, turn = self._episode, self._turn
+        seconds = episode.step_seconds[turn]
+        if 0 < seconds < NEVER and turn != episode.failing_step:
+            await self._clock.sleep(seconds)
+        else:
+            await self._take(seconds, turn)
+        self._turn = turn = turn + 1
+        if turn == len(episode.answers):
+            return StepResult("", episode.reward, done=True)
+        return StepResult(observation(episode.observations[turn], episode.answers[turn]))
+
+    async def close(self) -> None:
+        pass
+
+    async def _take(self, seconds: float, call: int) -> None:
+        if seconds == NEVER:
+            await asyncio.get_running_loop().create_future()
+        if seconds > 0:
+            await self._clock.sleep(seconds)
+        if call == self._episode.failing_step:
+            raise EnvironmentFailed("injected failure")
+
+
+class WorkloadRewards(StepRewards):
+    """The environment's reward, after the time that a rule or the judge takes for it."""
+
+    def __init__(self, workload: Workload, judge: Judge | None, clock: Clock) -> None:
+        self._workload = workload
+        self._judge = judge
+        self._clock = clock
+
+    async def score(self, trajectory: Trajectory) -> None:
+        if self._judge is not None and self._workload.judged(trajectory.task):
+            await self._judge.score(trajectory)
+        else:
+            seconds = self._workload.reward_seconds(trajectory)
+            if seconds > 0:
+                await self._clock.sleep(seconds)
+        await super().score(trajectory)
+
+
+def environments(scenario: Scenario, workload: Workload, clock: Clock) -> Callable[[Task], WorkloadEnvironment]:
+    """Makes the environments of a scenario, behind the host's line where one was measured."""
+    pool = next(pool for pool in scenario.cluster.pools if pool.role in GENERATES)
+    found = measured(scenario, pool)
+    if found is None:
+        return lambda task: WorkloadEnvironment(workload.episode(task), clock)
+    line = HostLine(found.host, found.contention.host if overlapped(scenario, pool) else 1.0, clock)
+    return lambda task: HostedEnvironment(workload.episode(task), clock, line)
+
+
+class HostLine:
+    """Takes whatever has come up at one moment as one batch; what comes up meanwhile is the next one."""
+
+    def __init__(self, times: HostTimes, slower: float, clock: Clock) -> None:
+        self._message = times.message * slower
+        self._turn = times.turn * slower
+        self._clock = clock
+        self._began = 0.0
+        self._batch: list[asyncio.Future[None]] = []
+        self._next: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def pass_on(self) -> None:
+        """One turn, with all the others of its batch."""
+        place: asyncio.Future[None] = self._clock.loop.create_future()
+        if self._batch and self._clock.now() > self._began:
+            self._next.append(place)
+        else:
+            self._begin([*self._batch, place])
+        await place
+
+    def _begin(self, batch: list[asyncio.Future[None]]) -> None:
+        self._batch, self._began = batch, self._clock.now()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._clock.loop.call_at(self._began + self._message + self._turn * len(batch), self._end)
+
+    def _end(self) -> None:
+        done, self._batch, self._timer = self._batch, [], None
+        for place in done:
+            if not place.done():  # whoever waited may have been cancelled
+                place.set_result(None)
+        if self._next:
+            waiting, self._next = self._next, []
+            self._begin(waiting)
+
+
+class HostedEnvironment(WorkloadEnvironment):
+    """An environment whose answers pass through the host's line."""
+
+    def __init__(self, episode: EpisodeScript, clock: Clock, line: HostLine) -> None:
+        super().__init__(episode, clock)
+        self._line = line
+
+    async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
+        first = await super().reset(seed, data)
+        await self._line.pass_on()
+        return first
+
+    async def step(self, action: str) -> StepResult:
+        result = await super().step(action)
+        await self._line.pass_on()
+        return result

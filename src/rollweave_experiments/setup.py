@@ -1,0 +1,59 @@
+"""Building blocks of the presets: pools, tasks, and a simulation that is run only once however many presets ask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from rollweave.config.scenario import Scenario
+from rollweave.simulation.outcome import SimulationResult
+from rollweave.simulation.simulate import simulate
+
+Data = dict[str, Any]
+
+
+def pool(role: str, device: str, count: int, tensor_parallel: int = 1, tasks: Sequence[str] = ()) -> Data:
+    """A pool, called after its role and device."""
+    return {
+        "name": f"{role}-{device}",
+        "role": role,
+        "device": device,
+        "count": count,
+        "tensor_parallel": tensor_parallel,
+        "tasks": list(tasks),
+    }
+
+
+def task(preset: str, **changes: Any) -> Data:
+    return {"name": preset, "preset": preset, **changes}
+
+
+def normal(mean: float, std: float) -> Data:
+    return {"type": "normal", "mean": mean, "std": std}
+
+
+def rollout(groups: int, group_size: int = 8, **more: Any) -> Data:
+    return {"groups_per_step": groups, "group_size": group_size, **more}
+
+
+def measured(pools: Sequence[Data], tasks: Sequence[Data], **scenario: Any) -> SimulationResult:
+    """Simulate; the same scenario again (the ladder's rungs serve several presets) costs nothing."""
+    data = {"cluster": {"pools": list(pools)}, "workload": {"tasks": list(tasks)}, **scenario}
+    return _simulated(json.dumps(data, sort_keys=True))
+
+
+@lru_cache(maxsize=128)
+def _simulated(text: str) -> SimulationResult:
+    return simulate(Scenario.model_validate_json(text))
+
+
+def forget() -> None:
+    """For tests of determinism: simulate again."""
+    _simulated.cache_clear()
+
+
+def series(values: Mapping[Any, float]) -> tuple[tuple[Any, float], ...]:
+    """Points of a plot out of a table."""
+    return tuple(values.items())
