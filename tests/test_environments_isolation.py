@@ -15,7 +15,7 @@ import pytest
 
 from isolation_worlds import Counter, Forgetful, HangsForOne, Liar, Slow
 from rollweave.clock import Clock, run_wall
-from rollweave.config.job import Deadlines
+from rollweave.config.control import Deadlines
 from rollweave.engines.protocol import Sampling
 from rollweave.environments.conformance import check_conformance_async
 from rollweave.environments.isolation import EnvironmentPool, IsolatedEnvironment

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollweave.clock import Clock, run_virtual
+from rollweave.config.control import InFlight
 from rollweave.config.hardware import DEVICES, Constants
-from rollweave.config.job import InFlight
 from rollweave.config.models import MODELS
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.simulation.costs.roofline import EngineCosts, pairs

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rollweave.clock import Clock
-from rollweave.config.job import InFlight
+from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.observability.events import Emitter
 from rollweave.seeds import generator

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from rollweave.clock import Clock
-from rollweave.config.job import InFlight
+from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Finish, Request
 from rollweave.seeds import generator
 from rollweave.simulation.durations import NO_TIME, Duration
