@@ -157,8 +157,6 @@ class Scenario(Section):
         for name in (self.model, self.judge.model):
             if name not in known:
                 raise ValueError(f"no model {name} in the catalogue: add it to `models`, or use one of {_list(known)}")
-        if bool(self.workload.tasks) == bool(self.workload.trace):
-            raise ValueError("workload needs either tasks or a trace")
         if self.warmup >= self.steps:
             raise ValueError(f"warmup {self.warmup} leaves nothing of {self.steps} steps: lower it or raise steps")
         return self
