@@ -32,7 +32,7 @@ from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.hardware.answer import GpuAnswer
 from rollweave.simulation.hardware.batch import ContinuousBatch
 from rollweave.simulation.hardware.environment import Script
-from rollweave.simulation.world.engine import SyncModel, simulated_fingerprint
+from rollweave.simulation.world.engine import SyncModel, refuse_unprepared, simulated_fingerprint
 from rollweave.weights.buckets import Fingerprint
 
 
@@ -101,6 +101,8 @@ class GpuEngine:
         """Suspended or dead."""
         self._suspensions = 0
         self._dead = False
+        self._staged: int | None = None
+        """Prepared, not yet committed."""
 
     # ------------------------------------------------------------------------------------------------ the contract
 
@@ -146,12 +148,15 @@ class GpuEngine:
         self._check_alive()
         await self._clock.sleep(self._sync.prepare(generator(self._number, "prepare", version)))
         self._check_alive()
+        self._staged = version
         return simulated_fingerprint(version)
 
     async def commit(self, version: int) -> None:
         self._check_alive()
+        refuse_unprepared(version, self._staged)
         await self._clock.sleep(self._sync.commit(generator(self._number, "commit", version)))
         self._check_alive()
+        self._staged = None
         self._batch.versions.change(self._batch.step, version)
         if self._in_flight == "restart_turn":
             self._batch.restart_all()

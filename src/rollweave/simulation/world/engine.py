@@ -131,6 +131,8 @@ class SimulatedEngine:
         """Trajectory -> the version its KV cache began with."""
         self._suspensions = 0
         self._dead = False
+        self._staged: int | None = None
+        """Prepared, not yet committed."""
         self._standing_since = 0.0
 
     async def generate(self, request: Request) -> Completion:
@@ -172,13 +174,16 @@ class SimulatedEngine:
         await self._clock.sleep(self._sync.prepare(self._rng("prepare", version)))
         self._check_alive()
         self._witness.weights.append(("prepared", self.number, version))
+        self._staged = version
         return simulated_fingerprint(version)
 
     async def commit(self, version: int) -> None:
         self._check_alive()
+        refuse_unprepared(version, self._staged)
         await self._clock.sleep(self._sync.commit(self._rng("commit", version)))
         self._check_alive()
         self._witness.weights.append(("committed", self.number, version))
+        self._staged = None
         self._stats.version, self._stats.checksum = version, simulated_fingerprint(version).checksum
         if self._in_flight == "restart_turn":
             self._begin_anew()
@@ -276,6 +281,12 @@ class SimulatedEngine:
 
     def _rng(self, what: str, version: int) -> Random:
         return generator(self.number, what, version)
+
+
+def refuse_unprepared(version: int, staged: int | None) -> None:
+    """A model needs no weights, but a control plane that forgets to prepare them is wrong on any engine."""
+    if version != staged:
+        raise ValueError(f"version {version} is not prepared")
 
 
 def simulated_fingerprint(version: int) -> Fingerprint:
