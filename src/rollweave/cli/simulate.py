@@ -96,7 +96,7 @@ def profile(
     check_before_start(checked)
     measurements = measure(checked, lambda what: typer.echo(f"... {what}", err=True), steps)
     typer.echo("... estimating what hosts and shared cores cost", err=True)
-    calibrated = calibrate(measurements.scenario, measurements.in_turns, measurements.overlapped)
+    calibrated = calibrate(measurements.scenario, measurements.alternating, measurements.overlapped)
     written = write_profile(calibrated, output or Path(f"{checked.name}.profile.yaml"))
     typer.echo(summary(calibrated))
     typer.echo(f"profile: {written}")

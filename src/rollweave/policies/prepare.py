@@ -1,4 +1,4 @@
-"""From a job's `model` section to a Hugging Face folder that engine and trainer can load."""
+"""Turns a job's `model` section into a Hugging Face folder that engine and trainer can load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUPPORTED = ("llama", "qwen2", "qwen3")
 
 
 def prepare(model: ModelConfig, seed: int, folder: Path) -> Path:
-    """The policy's folder: a tiny one is built into `folder`, others are checked where they are."""
+    """Return the policy's folder: a tiny policy is built in `folder`, any other is checked where it is."""
     if isinstance(model, TinyModel):
         return tiny.build(model, seed, folder)
     if isinstance(model, LocalModel):
@@ -22,7 +22,7 @@ def prepare(model: ModelConfig, seed: int, folder: Path) -> Path:
 
 
 def check_folder(path: Path) -> Path:
-    """The folder, if engine and trainer can use what is in it."""
+    """Return the folder if engine and trainer can use the model in it, else raise."""
     if not path.is_dir():
         raise ModelError(f"model.path: the folder {path} does not exist; give the path of a Hugging Face model folder")
     _check_architecture(path)
@@ -50,8 +50,7 @@ def _check_architecture(path: Path) -> None:
         ) from error
     if kind not in SUPPORTED:
         raise ModelError(
-            f"model.path: {path} is a {kind!r} model; supported are {', '.join(SUPPORTED)} "
-            "(SmolLM2 is of the llama kind)"
+            f"model.path: {path} is a {kind!r} model; supported are {', '.join(SUPPORTED)} (SmolLM2 is a llama model)"
         )
 
 
