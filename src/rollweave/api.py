@@ -1,4 +1,4 @@
-"""`rollweave.train`: a job from Python, in a script or a notebook."""
+"""The Python interface: `rollweave.train` runs a job from a script or a notebook."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULTS: dict[str, Any] = {
     "pipeline": {"type": "rollart", "alpha": 1},
     "training": {"loss": {"type": "ppo", "denominator": "behaviour"}},
 }
-"""What `train` chooses where its caller does not; everything else has the job file's defaults."""
+"""The values that `train` uses if the caller gives none; all others have the job file's defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """How it ended (summary.json)."""
+        """How the run ended (summary.json)."""
         summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return summary
 
@@ -65,7 +65,7 @@ def train(
     model    "tiny", "smollm2-135m", a Hugging Face folder, or a section of a job file
     reward   a function of a Trajectory, "file.py:function", or several; added to the environment's rewards
     out      the run folder (default: a new one in runs/)
-    resume   go on with the run in `out`, if there is one, from its newest whole checkpoint
+    resume   go on with the run in `out`, if there is one, from its newest intact checkpoint
     sections other sections of a job file: rollout={"group_size": 8}, training={"steps": 50}, runtime={"type": "inline"}
     """
     if taken := sections.keys() & {"model", "environment", "rewards"}:
@@ -100,7 +100,7 @@ def _model(model: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(defaults: Any, given: Any) -> dict[str, Any]:
-    """Given values win; sections are merged, unless they are of another type."""
+    """Put the given values over the defaults. Sections are merged, unless they have different types."""
     result = dict(defaults)
     for key, value in given.items():
         base: Any = result.get(key)
@@ -111,7 +111,7 @@ def _merged(defaults: Any, given: Any) -> dict[str, Any]:
 
 
 def _outside_any_loop(run: Callable[[], Path]) -> Path:
-    """A notebook has a running event loop of its own; then the run gets a thread of its own."""
+    """Call `run`, in a thread of its own if an event loop already runs here, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
