@@ -195,7 +195,7 @@ def test_a_policy_that_has_not_moved_is_no_reason_to_warn(folder: Path, denomina
     made, data = trainer(folder, loss=PPOLoss(denominator=denominator)), batch(version=0, step=1)
     made.version = 1
     rows = rows_of(data)
-    made._look(rows)
+    made._record_before(rows)
     for trajectory, row in zip(data.trajectories(), rows, strict=True):
         known = iter(row.before or [])
         for span in trajectory.spans():
