@@ -229,7 +229,7 @@ class Regroup(Plain):
         if price(parts, cells, state) >= state.cost() - 1e-9:
             return Plan()
         self.parts = parts
-        movers = moved(parts, state.home)
+        movers = jobs_that_move(parts, state.home)
         return Plan(tuple(PlanStep("move", job, state.home[job], "hourly regroup") for job in movers))
 
     def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None:
@@ -246,7 +246,7 @@ def price(parts: list[frozenset[str]], cells: Cells, state: ClusterState) -> flo
     return sum(state.train.price + state.rollout.price * cells.known[part].bins for part in parts)
 
 
-def moved(parts: list[frozenset[str]], home: dict[str, int]) -> list[str]:
+def jobs_that_move(parts: list[frozenset[str]], home: dict[str, int]) -> list[str]:
     """Who leaves their group: each new group is the continuation of the old one it shares most jobs with."""
     claims = [
         (-count, number, old)

@@ -18,29 +18,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rollweave.mux.decisions.outlook import HOUR, Views, bill, finishes
-from rollweave.mux.decisions.placement import find_place, moved
-from rollweave.mux.decisions.plan import Plan, PlanStep, tried
+from rollweave.mux.decisions.placement import find_place, move_steps
+from rollweave.mux.decisions.plan import Plan, PlanStep, try_plan
 from rollweave.mux.model.group import CoGroup, Mode
 from rollweave.mux.model.policy import MuxPolicy
 from rollweave.mux.model.slo import Verdict, assess
 from rollweave.mux.model.state import ClusterState
 
 
-def left_safely(state: ClusterState, job: str, now: float, policy: MuxPolicy, why: str) -> Plan:
+def plan_departure(state: ClusterState, job: str, now: float, policy: MuxPolicy, why: str) -> Plan:
     """`leave`, and whatever the rest of its group needs for that."""
     group = state.group_of(job)
     leave = Plan((PlanStep("leave", job, group.id, why),))
     if group.mode == "rr" or group.size == 1:
         return leave
-    rest = tried(state, leave, now)
-    verdict = rearranged(rest, rest.groups[group.id], now, policy)
+    rest = try_plan(state, leave, now)
+    verdict = choose_mode(rest, rest.groups[group.id], now, policy)
     if verdict is not None:
         arranged = Plan((PlanStep("arrange", "", group.id, f"run {verdict.mode}", mode=verdict.mode),))
         return leave + arranged if verdict.mode != group.mode else leave
     return Plan((PlanStep("reserve", job, group.id, f"{why}; its turn is kept, the others' rhythm depends on it"),))
 
 
-def rearranged(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy) -> Verdict | None:
+def choose_mode(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy) -> Verdict | None:
     """The cheapest mode in which everybody keeps the promise."""
     passed: list[tuple[float, int, Verdict]] = []
     modes: tuple[Mode, ...] = ("rr",) if group.gang or policy.fifo == "off" else ("fifo", "rr")
@@ -56,23 +56,23 @@ LARGEST = 3
 """Members of a group that is worth emptying."""
 
 
-def consolidated(state: ClusterState, left: int, now: float, policy: MuxPolicy) -> Plan:
+def plan_consolidation(state: ClusterState, left: int, now: float, policy: MuxPolicy) -> Plan:
     """The moves worth making now that a job has left group `left`."""
     plan = Plan()
     budget, views = policy.max_visits, Views(now, policy)
-    for number in _by_promise(state, left, now):
+    for number in _emptying_order(state, left, now):
         if budget <= 0:
             break
         if number in state.groups:
             budget -= len(state.groups) * state.groups[number].size
-            moves = _emptied(state, state.groups[number], now, policy, views)
+            moves = _plan_emptying(state, state.groups[number], now, policy, views)
             if moves:
-                state = tried(state, moves, now)
+                state = try_plan(state, moves, now)
                 plan += moves
     return plan
 
 
-def _by_promise(state: ClusterState, left: int, now: float) -> list[int]:
+def _emptying_order(state: ClusterState, left: int, now: float) -> list[int]:
     """The group just left, then small ones; among equals the clock decides, so that everybody's turn comes."""
     small = [group.id for group in state.groups.values() if group.size <= LARGEST and group.id != left]
     start = int(now) % len(small) if small else 0
@@ -82,7 +82,7 @@ def _by_promise(state: ClusterState, left: int, now: float) -> list[int]:
     return first + small
 
 
-def _emptied(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy, views: Views) -> Plan:
+def _plan_emptying(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy, views: Views) -> Plan:
     """Moves of all members of the group, or none."""
     members = [state.jobs[name] for name in group.jobs]
     if any(now - job.moved_at < policy.move_cooldown_s or job.resumes_at >= now for job in members):
@@ -91,7 +91,7 @@ def _emptied(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy,
     if hours * HOUR <= max(job.profile.move_s for job in members):
         return Plan()  # done before the move would be
     price = policy.min_saving * len(members)
-    left = _worth(state, group, now, policy) - (price if policy.integrated_cost else price / hours)
+    left = _saving(state, group, now, policy) - (price if policy.integrated_cost else price / hours)
     plan = Plan()
     for job in sorted(members, key=lambda member: -member.solo_s):
         mover = replace(job)
@@ -100,13 +100,13 @@ def _emptied(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy,
         if place is None or place.score >= left:
             return Plan()
         left -= place.score
-        moves = Plan(moved(state, job, place, f"empties group {group.id}"))
-        state = tried(state, moves, now)
+        moves = Plan(move_steps(state, job, place, f"empties group {group.id}"))
+        state = try_plan(state, moves, now)
         plan += moves
     return plan
 
 
-def _worth(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy) -> float:
+def _saving(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy) -> float:
     """What its end saves, in the currency of placement scores."""
     if not policy.integrated_cost:
         return state.group_cost(group)

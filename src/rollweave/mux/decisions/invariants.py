@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rollweave.errors import RollweaveError
-from rollweave.mux.decisions.plan import Plan, touched_groups, tried
+from rollweave.mux.decisions.plan import Plan, touched_groups, try_plan
 from rollweave.mux.model.group import CoGroup
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.policy import MuxPolicy
@@ -39,7 +39,7 @@ class PlanError(RollweaveError):
 def check_plan(state: ClusterState, plan: Plan, now: float, policy: MuxPolicy, arriving: MuxJob | None = None) -> None:
     """Try the plan on a copy and raise `PlanError` with the invariant it breaks."""
     touched = touched_groups(state, plan)
-    after = tried(state, plan, now, arriving)
+    after = try_plan(state, plan, now, arriving)
     groups = [after.groups[number] for number in touched if number in after.groups]
     problem = _first(_all(state, after, groups, touched, plan, now, policy))
     if problem is not None:

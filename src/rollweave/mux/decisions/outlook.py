@@ -25,26 +25,6 @@ from rollweave.mux.model.policy import MuxPolicy
 from rollweave.mux.model.slo import SLACK, limit
 from rollweave.mux.model.state import ClusterState
 
-HOUR = 3600.0
-
-
-def finishes(state: ClusterState, group: CoGroup) -> dict[str, float]:
-    """When the members end at their present pace."""
-    return {name: state.jobs[name].finish_at() for name in group.jobs}
-
-
-def bill(state: ClusterState, group: CoGroup, ends: Mapping[str, float], now: float) -> float:
-    """Dollars from now on, given when each member ends."""
-    if not ends:
-        return 0.0
-    node_until: dict[int, float] = {}
-    for name, end in ends.items():
-        for node in group.pins[name]:
-            node_until[node] = max(node_until.get(node, now), end)
-    train = state.train.price * group.width * (max(ends.values()) - now)
-    rollout = state.rollout.price * sum(until - now for until in node_until.values())
-    return (train + rollout) / HOUR
-
 
 class GroupOption(NamedTuple):
     group: CoGroup
@@ -239,3 +219,24 @@ class Survey:
         for node in nodes:
             longer += state.rollout.price * max(0.0, fit.end - view.node_end.get(node, now))
         return longer / HOUR
+
+
+HOUR = 3600.0
+
+
+def finishes(state: ClusterState, group: CoGroup) -> dict[str, float]:
+    """When the members end at their present pace."""
+    return {name: state.jobs[name].finish_at() for name in group.jobs}
+
+
+def bill(state: ClusterState, group: CoGroup, ends: Mapping[str, float], now: float) -> float:
+    """Dollars from now on, given when each member ends."""
+    if not ends:
+        return 0.0
+    node_until: dict[int, float] = {}
+    for name, end in ends.items():
+        for node in group.pins[name]:
+            node_until[node] = max(node_until.get(node, now), end)
+    train = state.train.price * group.width * (max(ends.values()) - now)
+    rollout = state.rollout.price * sum(until - now for until in node_until.values())
+    return (train + rollout) / HOUR

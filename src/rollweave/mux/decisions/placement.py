@@ -65,10 +65,10 @@ def find_place(
     search = Search(None, survey.rejections)
     search.best = _own_group(state, newcomer) if below is None else None
     survey.candidates.sort(key=attrgetter("floor"))  # stable: the first found wins a tie
-    for candidate in survey.candidates[: policy.max_judged]:
+    for candidate in survey.candidates[: policy.max_assessed]:
         if candidate.floor >= (search.best.score if search.best else below or math.inf):
             break
-        answer = _judged(state, candidate, newcomer)
+        answer = _assess_option(state, candidate, newcomer)
         if isinstance(answer, Rejection):
             search.rejections.append(answer)
         elif search.best is None or answer.score < search.best.score:
@@ -86,7 +86,7 @@ def _own_group(state: ClusterState, newcomer: Newcomer) -> Placement | None:
     return Placement(0, nodes, nodes, cost, score)
 
 
-def _judged(state: ClusterState, candidate: GroupOption, newcomer: Newcomer) -> Placement | Rejection:
+def _assess_option(state: ClusterState, candidate: GroupOption, newcomer: Newcomer) -> Placement | Rejection:
     """Look closely: can the group run with the newcomer there, in which mode, and at what price?"""
     group, job, policy = candidate.group, newcomer.job, newcomer.policy
     trial = group.copy()
@@ -137,29 +137,29 @@ def too_late(group: int, late: Late, job: MuxJob) -> Rejection:
     return Rejection(group, text, late.seconds, late.limit, late.job)
 
 
-def placed(state: ClusterState, job: MuxJob, place: Placement) -> tuple[PlanStep, ...]:
+def placement_steps(state: ClusterState, job: MuxJob, place: Placement) -> tuple[PlanStep, ...]:
     """The steps that put an arriving job there."""
     if place.group == 0:
-        return (_opened(state, job, place, f"new group, +${place.cost:.2f}/h"),)
+        return (_open_step(state, job, place, f"new group, +${place.cost:.2f}/h"),)
     how = f"rollout scaling by {len(place.new)}" if place.new else "direct packing"
     why = f"{how} into group {place.group}, +${place.cost:.2f}/h"
-    return (PlanStep("place", job.id, place.group, why, place.nodes, place.new), *arranged(state, place))
+    return (PlanStep("place", job.id, place.group, why, place.nodes, place.new), *arrange_steps(state, place))
 
 
-def moved(state: ClusterState, job: MuxJob, place: Placement, why: str) -> tuple[PlanStep, ...]:
+def move_steps(state: ClusterState, job: MuxJob, place: Placement, why: str) -> tuple[PlanStep, ...]:
     """The steps that put a running job there."""
     if place.group == 0:
-        return (replace(_opened(state, job, place, f"to a new group: {why}"), kind="move"),)
+        return (replace(_open_step(state, job, place, f"to a new group: {why}"), kind="move"),)
     text = f"to group {place.group}, +${place.cost:.2f}/h: {why}"
-    return (PlanStep("move", job.id, place.group, text, place.nodes, place.new), *arranged(state, place))
+    return (PlanStep("move", job.id, place.group, text, place.nodes, place.new), *arrange_steps(state, place))
 
 
-def _opened(state: ClusterState, job: MuxJob, place: Placement, why: str) -> PlanStep:
+def _open_step(state: ClusterState, job: MuxJob, place: Placement, why: str) -> PlanStep:
     train = state.train.peek(job.profile.n_train)
     return PlanStep("open", job.id, state.next_group, why, place.nodes, place.new, train)
 
 
-def arranged(state: ClusterState, place: Placement) -> tuple[PlanStep, ...]:
+def arrange_steps(state: ClusterState, place: Placement) -> tuple[PlanStep, ...]:
     """The host's new mode and order, if they change."""
     host = state.groups[place.group]
     if (place.mode, place.order) == (host.mode, host.order):

@@ -89,7 +89,7 @@ def touched_groups(state: ClusterState, plan: Plan) -> set[int]:
     return plan.groups() | {state.home[job] for job in plan.jobs() if job in state.home}
 
 
-def tried(state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> ClusterState:
+def try_plan(state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> ClusterState:
     """The state as it would be after the plan; the state itself does not change."""
     touched = touched_groups(state, plan)
     members = [job for number in touched & state.groups.keys() for job in state.groups[number].jobs]
@@ -181,7 +181,7 @@ def _retime(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | 
     group.retime(step.job, phases_at(job.profile, group.width))
 
 
-def _nothing(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
+def _wait(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
     """`wait` changes nothing."""
 
 
@@ -194,5 +194,5 @@ HANDLERS: dict[str, Callable[[ClusterState, PlanStep, float, MuxJob | None], Non
     "reserve": _reserve,
     "arrange": _arrange,
     "retime": _retime,
-    "wait": _nothing,
+    "wait": _wait,
 }

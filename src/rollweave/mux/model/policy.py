@@ -37,7 +37,7 @@ class MuxPolicy:
     guard_iters: float = 0.0
     """With banking: iterations kept in reserve per job for the transient after every change of its group (and one more
     while it waits for its first turn)."""
-    max_judged: int = 1_000_000
+    max_assessed: int = 1_000_000
     """Candidates looked at closely per placement, cheapest first."""
     max_visits: int = 1500
     """Groups visited per departure by the consolidation."""
@@ -58,7 +58,7 @@ DEFAULT = MuxPolicy(
     adaptive=True,
     banking=True,
     guard_iters=1.0,
-    max_judged=24,
+    max_assessed=24,
 )
 PER_ITERATION = replace(DEFAULT, banking=False, fifo="bound", guard_iters=0.0)
 """Everything that does not need the job-level reading of an SLO."""
