@@ -85,7 +85,7 @@ def test_opt_keeps_every_slo_and_costs_no_more_than_rollmux() -> None:
 
 
 def test_opt_refuses_what_it_cannot_know() -> None:
-    with pytest.raises(ConfigError, match="one node only"):
+    with pytest.raises(ConfigError, match="only jobs of one node"):
         Replay(Opt()).run([(0.0, plain_job("a", 60, 40, n_train=2))])
 
 

@@ -1,13 +1,12 @@
-"""What an observed iteration leads to: nothing, new estimates, somebody moved, or the paper's stop and resubmit.
+"""Plans what to do after an observed iteration: nothing, new estimates, a move, or the paper's stop and resubmit.
 
-Two reasons to act. The profile has drifted: adaptive policies replan with what they saw and, if a promise breaks,
-move its victim (or the drifter) away; RollMux stops and resubmits a job whose real times saturate its group. Or a
-member of a FIFO group is about to lose its way out (slo.py): it moves to where its promise is proved, at worst to
-nodes of its own.
+There are two reasons to act. First, the profile of a job has drifted: adaptive policies plan again with the observed
+times and, if that breaks an SLO, move the late job (or the drifted one) away; RollMux stops and resubmits a job whose
+real times saturate its group. Second, a job of a FIFO group is about to lose its way out (slo.py): it moves to a place
+where its SLO is proved, at worst to nodes of its own.
 
-What a job's phases really last: planning starts with the worst case and may learn from the last iterations.
-
-The estimate is an upper confidence bound of the mean, because an SLO over a whole job averages its iterations out.
+Planning starts with the worst case and learns from the last iterations. The estimate is an upper confidence bound of
+the mean, because the SLO of a whole job depends on the mean of its iterations.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rollweave.mux.model.slo import assess, by_deadline, has_way_out
 from rollweave.mux.model.state import ClusterState
 
 DRIFT = 0.05
-"""Relative change of a phase that is worth replanning for."""
+"""The relative change of a phase after which a new plan is made."""
 
 
 def plan_after_iteration(state: ClusterState, job: MuxJob, now: float, policy: MuxPolicy) -> Plan:
@@ -69,7 +68,7 @@ def _rescue(state: ClusterState, job: MuxJob, now: float, policy: MuxPolicy) -> 
 
 
 def _repair(state: ClusterState, plan: Plan, number: int, now: float, policy: MuxPolicy) -> Plan:
-    """The plan, and what the rest of the group needs after it: another mode, or its victims moved away."""
+    """Add to the plan what the rest of the group needs after it: another mode, or moves of jobs that would be late."""
     for _ in range(state.groups[number].size):
         after = try_plan(state, plan, now)
         group = after.groups.get(number)
@@ -87,7 +86,7 @@ def _repair(state: ClusterState, plan: Plan, number: int, now: float, policy: Mu
 
 
 def is_safe(group: CoGroup, job: MuxJob, now: float) -> bool:
-    """In a FIFO group: in time whatever happens, or free to leave after one more iteration."""
+    """Whether a job of a FIFO group is in time in any case, or can still leave after one more iteration."""
     worst, rest = fifo_worst(group, job.id), job.remaining(now)
     if now + min(worst * rest, fifo_bound(group, job.id).within(rest)) <= job.deadline:
         return True
@@ -95,26 +94,28 @@ def is_safe(group: CoGroup, job: MuxJob, now: float) -> bool:
 
 
 def plan_move_away(state: ClusterState, job: MuxJob, now: float, policy: MuxPolicy, why: str) -> Plan:
-    """To the best other place, which always includes nodes of its own if there are any."""
+    """Move the job to the best other place. Nodes of its own are always considered, if the pools have some."""
     mover = replace(job)
     mover.pause(now)
     place = find_place(state, mover, now, policy, skip=state.home[job.id]).best
     return Plan(move_steps(state, job, place, why)) if place is not None else Plan()
 
 
+# --------------------------------------------------------------------------------- estimates from past iterations
+
 WINDOW = 10
-"""Iterations remembered."""
+"""The number of iterations that are remembered."""
 CONFIDENCE = 2.0
-"""Standard errors above the mean."""
+"""The upper bound is so many standard errors above the mean."""
 
 
 def remember_iteration(job: MuxJob, t_roll: float, t_train: float) -> tuple[float, ...]:
-    """The job's memory with one more iteration in it: rollout and train seconds in turn, the latest last."""
+    """The job's past phase times with one more iteration: rollout and train seconds alternate, the latest are last."""
     return (*job.seen, t_roll, t_train)[-2 * WINDOW :]
 
 
 def recent_means(job: MuxJob, count: int) -> tuple[float, float] | None:
-    """Mean phases of the last `count` iterations, once there are as many."""
+    """The mean phases of the last `count` iterations; None while there are fewer."""
     if len(job.seen) < 2 * count:
         return None
     tail = job.seen[-2 * count :]
@@ -122,7 +123,7 @@ def recent_means(job: MuxJob, count: int) -> tuple[float, float] | None:
 
 
 def upper_bounds(job: MuxJob, least: int) -> tuple[float, float] | None:
-    """Phases the job will hardly exceed on average, once `least` iterations were seen."""
+    """Phase times that the job will hardly exceed on average; None before `least` iterations."""
     if len(job.seen) < 2 * least:
         return None
     return _bound(job.seen[0::2]), _bound(job.seen[1::2])
@@ -135,6 +136,6 @@ def _bound(values: tuple[float, ...]) -> float:
 
 
 def has_drifted(job: MuxJob, t_roll: float, t_train: float, by: float) -> bool:
-    """Is this worth replanning for?"""
+    """Whether a phase differs from the plan by more than the share `by`."""
     planned = job.profile
     return abs(t_roll - planned.t_roll) > by * planned.t_roll or abs(t_train - planned.t_train) > by * planned.t_train
