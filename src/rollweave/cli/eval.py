@@ -11,7 +11,9 @@ from rollweave.cli.options import AsJson, Overrides
 
 
 def evaluate(
-    target: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a model folder.")],
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="A run folder, a model folder or a model of the hub.")
+    ],
     overrides: Overrides = None,
     env: Annotated[str | None, typer.Option(metavar="NAME", help="Environment type; default: the run's own.")] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks to play.")] = 100,

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -25,6 +25,7 @@ TRAINS = frozenset({"train", "colocated"})
 class Pool(Section):
     """Devices of one class that do the same work."""
 
+    renamed: ClassVar[dict[str, str]] = {"max_batch": "slots"}
     name: str
     device: str
     """A class of the catalogue (`H20`, `H800`, ...) or of `devices` in the same file."""
@@ -38,8 +39,8 @@ class Pool(Section):
     """US dollars per device and hour; none: the price in the catalogue."""
     tasks: tuple[str, ...] = ()
     """Tasks whose trajectories prefer this pool (hardware affinity). The other tasks use the pools without `tasks`."""
-    max_batch: PositiveInt | None = None
-    """Requests that an engine runs at once; none: `max_batch` of the constants."""
+    slots: PositiveInt | None = None
+    """Requests that an engine runs at once; none: `slots` of the constants."""
     kv_tokens: PositiveInt | None = None
     """Tokens that fit into the KV cache of an engine; none: as many as the memory has room for beside the weights."""
 

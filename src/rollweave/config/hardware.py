@@ -11,7 +11,7 @@ take for one model on one machine (`Measured`); simulations use those times inst
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -234,6 +234,7 @@ class Constants(Section):
     that neither a paper nor a public measurement gives.
     """
 
+    renamed: ClassVar[dict[str, str]] = {"max_batch": "slots", "prefill_chunk": "prefill_tokens"}
     # --------------------------------------------------------------------------------------------- generation
     compute_efficiency: Efficiency = 0.55
     """Share of peak arithmetic in prefill. Assumed: large matrix products reach 0.6 to 0.7, attention less."""
@@ -247,9 +248,9 @@ class Constants(Section):
     """The part of that memory that is neither weights nor KV cache, per device. Assumed."""
     kv_watermark: NonNegative = 0.01
     """Share of the KV cache kept free when a request is let in: vLLM's default `watermark`."""
-    max_batch: PositiveInt = 256
+    slots: PositiveInt = 256
     """Requests an engine runs at once: vLLM's default `max_num_seqs`."""
-    prefill_chunk: PositiveInt = 8192
+    prefill_tokens: PositiveInt = 8192
     """Context tokens computed per step at most: vLLM's default `max_num_batched_tokens` with chunked prefill."""
     allreduce_latency: NonNegative = 1e-5
     """Seconds of each of the two all-reduces per layer under tensor parallelism, beside the bytes. Assumed."""

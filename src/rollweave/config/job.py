@@ -6,15 +6,32 @@ anything starts. Pairs of values that contradict each other are refused with the
 
 from __future__ import annotations
 
-from math import ceil
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import FileName, NonNegative, Section, Target
+from rollweave.config.base import FileName, PlainText, Section, Target
 from rollweave.config.cluster import ClusterConfig
-from rollweave.config.environments import EnvironmentConfig
+from rollweave.config.control import (
+    CheckpointConfig,
+    ControlConfig,
+    EvaluationConfig,
+    InFlight,
+    PipelineConfig,
+    RollArtPipeline,
+    RolloutConfig,
+    WeightsConfig,
+    check_sync_point,
+    in_flight,
+    staleness_bound,
+)
+from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig
 from rollweave.config.training import TrainingConfig
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+"""`organisation/name`; a folder begins with `./`, `/` or `~`."""
+
 
 # ------------------------------------------------------------------------------------------------ the policy
 
@@ -34,7 +51,7 @@ class WarmStart(Section):
 
 
 class TinyModel(Section):
-    """A small Qwen3 with random weights and a byte-level tokenizer. It learns on a laptop."""
+    """A small Qwen3 with random weights and a byte-level tokenizer. It learns on a laptop. In short: `model: tiny`."""
 
     type: Literal["tiny"]
     hidden: PositiveInt = 64
@@ -50,36 +67,59 @@ class TinyModel(Section):
 
 
 class LocalModel(Section):
-    """A Hugging Face folder on this machine with a model of the Llama, Qwen2 or Qwen3 architecture."""
+    """A Hugging Face folder on this machine with a Llama, Qwen2 or Qwen3 model. In short: `model: ./folder`."""
 
     type: Literal["local"]
     path: FileName
     """The folder with config.json, the weights and a tokenizer that has a chat template."""
 
 
+def _check_hub_name(name: str) -> str:
+    if not HUB_NAME.fullmatch(name):
+        raise ValueError(f"expected organisation/name, as in Qwen/Qwen3-0.6B, got {name!r}")
+    return name
+
+
+class HubModel(Section):
+    """A Llama, Qwen2 or Qwen3 model from the Hugging Face hub. In short: `model: org/name`."""
+
+    type: Literal["hub"]
+    name: Annotated[str, AfterValidator(_check_hub_name)]
+    """`organisation/name`, as on the hub. HF_ENDPOINT names another hub, HF_TOKEN opens private and gated models."""
+    revision: str = "main"
+    """A branch, a tag or a commit of the model."""
+
+
 class SmolLM2(Section):
-    """SmolLM2-135M-Instruct from its PyPI package; it is de-quantised once and cached."""
+    """SmolLM2-135M-Instruct from its PyPI package; it is de-quantised once and cached. In short: `model: smollm2`."""
 
     type: Literal["smollm2-135m"]
 
 
-ModelConfig = Annotated[TinyModel | LocalModel | SmolLM2, Field(discriminator="type")]
+def model_from_text(text: str) -> dict[str, str]:
+    """The `model` section that a plain text stands for."""
+    if text == "tiny":
+        return {"type": "tiny"}
+    if text in ("smollm2", "smollm2-135m"):
+        return {"type": "smollm2-135m"}
+    if text.startswith((".", "/", "~")):
+        return {"type": "local", "path": text}
+    if HUB_NAME.fullmatch(text):
+        return {"type": "hub", "name": text}
+    raise ValueError(
+        f"no model {text!r}; write tiny, smollm2, a folder (./{text.strip('/') or 'folder'}) or a model of the hub "
+        "(Qwen/Qwen3-0.6B)"
+    )
 
 
-# ------------------------------------------------------------------------------------------------ the rollout
+ModelConfig = Annotated[
+    TinyModel | LocalModel | HubModel | SmolLM2,
+    Field(discriminator="type"),
+    PlainText(model_from_text, "tiny, smollm2, ./folder or organisation/name of the hub"),
+]
 
 
-class SamplingConfig(Section):
-    """How answers are drawn during training. Evaluation is greedy."""
-
-    temperature: PositiveFloat = 1.0
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
-    """0: no limit."""
-    max_tokens: PositiveInt = 16
-    """Per turn."""
-    stop: tuple[str, ...] = ()
-    """Strings that end an answer, in addition to the model's own end-of-turn token."""
+# --------------------------------------------------------------------------------------- engine and rewards
 
 
 class EngineConfig(Section):
@@ -102,129 +142,7 @@ class RewardConfig(Section):
     weight: float = 1.0
 
 
-class Deadlines(Section):
-    """Seconds after which a wait counts as an infrastructure failure, which is retried and never becomes a reward."""
-
-    env_reset: PositiveFloat = 60.0
-    env_step: PositiveFloat = 30.0
-    reward: PositiveFloat = 60.0
-    generate: PositiveFloat = 600.0
-    get_batch: PositiveFloat = 1800.0
-    train_step: PositiveFloat = 3600.0
-    weight_sync: PositiveFloat = 300.0
-
-
-class RolloutConfig(Section):
-    """How episodes are played and put together into groups."""
-
-    groups_per_step: PositiveInt = 16
-    """N: the number of groups that one train step consumes."""
-    group_size: PositiveInt = 8
-    """Members of a group: episodes of the same task that are compared with each other."""
-    environments: PositiveInt = 64
-    """Number of episodes that run at once; redundant ones are added to it."""
-    max_turns: PositiveInt = 20
-    """An episode with more turns is truncated, and is trained like any other."""
-    max_context: PositiveInt = 1024
-    """Tokens of a whole episode; a longer episode is truncated."""
-    sampling: SamplingConfig = SamplingConfig()
-    isolation: Literal["async", "process"] = "async"
-    """Where environments run: `async`, in their host; `process`, in processes that can be killed when they hang."""
-    environments_per_process: PositiveInt = 8
-    max_retries: Annotated[int, Field(ge=0)] = 3
-    """New attempts of a member after infrastructure failures, before its group fails."""
-    retry_backoff: NonNegative = 0.5
-    """Seconds before the first new attempt; the time doubles with each further one, up to a minute."""
-    scheduling: Literal["queue", "batch"] = "queue"
-    """`queue`: a free environment takes the next episode. `batch`: all wait until the last one is free (baseline)."""
-    prompt_replication: bool = True
-    """Each member of a group is an episode of its own, on any engine. Off: all members of a group use one engine
-    (baseline)."""
-    redundant_groups: NonNegative = 0.0
-    """Extra groups in play, as a share: with 0.25 a quarter more groups run than a step needs, so that the step does
-    not wait for the slowest. At alpha 1 and more it adds environments only, because the staleness bound admits as many
-    groups without it."""
-    redundant_members: Annotated[int, Field(ge=0)] = 0
-    """Extra members of each group: the first `group_size` to finish form the group, the others are cancelled."""
-    filter: Literal["none", "zero_variance"] = "none"
-    """`zero_variance`: a group whose members all got the same reward teaches nothing and is replaced."""
-    concurrency: Literal["fixed", "adaptive"] = "fixed"
-    """`adaptive`: fewer episodes run at once while the engines evict KV caches, and never more than `environments`."""
-    deadlines: Deadlines = Deadlines()
-
-    @property
-    def slots(self) -> int:
-        """The number of episodes played at once, including the redundant ones."""
-        share = (1 + self.redundant_groups) * (1 + self.redundant_members / self.group_size)
-        return ceil(self.environments * share - 1e-9)
-
-
-# ----------------------------------------------------------------------------------- the loop and where it runs
-
-
-class SyncPipeline(Section):
-    """Environments take their turns in batches, with a barrier after each phase, as in most frameworks today."""
-
-    type: Literal["sync"]
-
-
-class SyncPlusPipeline(Section):
-    """There is no barrier between environments, but generation and training still alternate."""
-
-    type: Literal["sync+"]
-
-
-InFlight = Literal["recompute", "keep", "restart_turn"]
-
-
-class OneOffPipeline(Section):
-    """The trainer trains on the last batch while the next one is generated, so every batch is one version old."""
-
-    type: Literal["one_off"]
-
-
-class ArealPipeline(Section):
-    """Staleness is checked only when an episode starts, so long episodes may exceed the bound (baseline)."""
-
-    type: Literal["areal"]
-    alpha: Annotated[int, Field(ge=1)] = 1
-    """The staleness bound: how many versions an episode may be ahead of the trainer when it starts."""
-    in_flight: InFlight = "recompute"
-    """As for rollart."""
-
-
-class RollArtPipeline(Section):
-    """Rollout goes on while the trainer trains, at most `alpha` versions ahead of it."""
-
-    type: Literal["rollart"]
-    alpha: NonNegative = 1.0
-    """The staleness bound: at train step n no trajectory has a token older than version n - alpha. With 1.5, up to
-    half of a batch may be 2 versions old."""
-    policy: Literal["wait", "requeue", "drop"] = "wait"
-    """What happens to a running group that would exceed the bound: `wait`, the step waits for it; `requeue`, it is
-    played again; `drop`, its task is dropped. Only `wait` wastes no work."""
-    max_requeues: Annotated[int, Field(ge=0)] = 2
-    """After a task was requeued so many times the step waits for it, so that every task is trained in the end."""
-    sync_point: Literal["before_batch", "after_batch"] = "before_batch"
-    """When engines get new weights: before the step's batch is taken, or after it (the paper's order)."""
-    in_flight: InFlight = "recompute"
-    """What a weight update does to running answers: `recompute` rebuilds their cache under the new weights, `keep`
-    keeps the old cache, `restart_turn` begins the turn again."""
-
-
-PipelineConfig = Annotated[
-    SyncPipeline | SyncPlusPipeline | OneOffPipeline | ArealPipeline | RollArtPipeline, Field(discriminator="type")
-]
-
-
-class WeightsConfig(Section):
-    """How new weights reach the engines."""
-
-    transfer: Literal["background", "blocking"] = "background"
-    """`background`: engines fetch and verify new weights while they generate, and switch between two steps.
-    `blocking`: generation stands still meanwhile (baseline)."""
-    bucket_mb: PositiveFloat = 64.0
-    """Weights travel in buckets of this size, each with a digest."""
+# ----------------------------------------------------------------------------------- where it runs
 
 
 class InlineRuntime(Section):
@@ -254,24 +172,6 @@ class RayRuntime(Section):
 
 
 RuntimeConfig = Annotated[InlineRuntime | RayRuntime, Field(discriminator="type")]
-
-
-class EvaluationConfig(Section):
-    """Greedy episodes on held-out tasks, beside training; neither the staleness bound nor the ledger counts them."""
-
-    every: Annotated[int, Field(ge=0)] = 10
-    """Train steps between evaluations; 0: never. Unless it is 0, the first and the last version are evaluated too."""
-    tasks: PositiveInt = 100
-    target: float | None = None
-    """Stop early once the held-out reward reaches this."""
-
-
-class CheckpointConfig(Section):
-    """When checkpoints are saved, and how many are kept."""
-
-    every: Annotated[int, Field(ge=0)] = 10
-    """Train steps between checkpoints, from which `--resume` continues; 0: only at the end (and on Ctrl-C)."""
-    keep: PositiveInt = 2
 
 
 class LoggingConfig(Section):
@@ -305,34 +205,43 @@ class Job(Section):
     logging: LoggingConfig = LoggingConfig()
 
     @property
+    def control(self) -> ControlConfig:
+        """The part that drives the control plane."""
+        return ControlConfig(
+            name=self.name,
+            seed=self.seed,
+            steps=self.training.steps,
+            rollout=self.rollout,
+            pipeline=self.pipeline,
+            weights=self.weights,
+            evaluation=self.evaluation,
+            checkpoint=self.checkpoint,
+            try_alone=self._check_command(),
+        )
+
+    @property
     def alpha(self) -> float:
         """The staleness bound: how many versions old a batch may be."""
-        match self.pipeline:
-            case RollArtPipeline(alpha=alpha) | ArealPipeline(alpha=alpha):
-                return alpha
-            case OneOffPipeline():
-                return 1
-        return 0
+        return staleness_bound(self.pipeline)
 
     @property
     def in_flight(self) -> InFlight:
-        pipeline = self.pipeline
-        return pipeline.in_flight if isinstance(pipeline, RollArtPipeline | ArealPipeline) else "recompute"
+        return in_flight(self.pipeline)
+
+    def _check_command(self) -> str:
+        config = self.environment
+        name = config.target if isinstance(config, PythonEnvironmentConfig) else config.type
+        return " ".join(["rollweave env check", name, *(f"--reward {reward.function}" for reward in self.rewards)])
 
     @model_validator(mode="after")
     def _check_contradictions(self) -> Job:
-        pipeline = self.pipeline
-        if isinstance(pipeline, RollArtPipeline) and pipeline.alpha < 1 and pipeline.sync_point == "after_batch":
-            raise ValueError(
-                f"pipeline.sync_point=after_batch needs pipeline.alpha of 1 or more, not {pipeline.alpha:g}: the batch "
-                "of a step would have to come from weights that the engines only get after it"
-            )
+        check_sync_point(self.pipeline)
         self._check_layout()
-        if self.alpha > 0 and self.training.loss.undecided:
+        if self.alpha > 0 and self.training.ignores_staleness:
             raise ValueError(
-                f"training.loss.denominator must be chosen with {self.pipeline.type} at alpha {self.alpha:g}: the data "
-                "is stale, so say what the ratio divides by: `behaviour` (the engine's log-probs) or `proximal` "
-                "(recomputed by the trainer before the step)"
+                f"training.loss.denominator=proximal ignores staleness, but {self.pipeline.type} trains stale data "
+                f"(staleness bound (alpha) {self.alpha:g}): remove it (the default is behaviour), or keep it and set "
+                "training.mismatch.type=weight, or use training.loss.type=decoupled_ppo"
             )
         if self.rollout.group_size < 2 and self.training.advantage.needs_group:
             raise ValueError(

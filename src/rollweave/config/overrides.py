@@ -29,9 +29,8 @@ class Override:
     value: Document
 
 
-def apply_overrides(document: Document, texts: Sequence[str], root: type[Section]) -> None:
+def apply_overrides(document: Document, overrides: Sequence[Override], root: type[Section]) -> None:
     """Write the overrides into the document's data, and their origins into its origins."""
-    overrides = [parse_override(text) for text in texts]
     # The types come first, because they decide which keys the other overrides may set.
     for override in sorted(overrides, key=lambda override: override.keys[-1] != "type"):
         _apply(document, override, root)

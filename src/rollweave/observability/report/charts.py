@@ -28,7 +28,7 @@ PHASES = {
     "train": "training",
     "sync_exposed": "weight sync",
     "eval": "evaluation",
-    "turn": "waiting for a permit",
+    "permit": "waiting for a permit",
 }
 """The phases of the run's loop, which follow one another. Recomputation overlaps them and is left out."""
 
