@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineClient, Request
 from rollweave.errors import EngineGone
+from rollweave.fleet.fleet import EngineId, EngineInfo, FleetUpdate, FleetView
 from rollweave.fleet.router import Route, RouteAsk, choose, surplus
-from rollweave.fleet.view import EngineId, EngineInfo, FleetUpdate, FleetView
 
 Connect = Callable[[EngineInfo], EngineClient]
 """How a host reaches an engine."""
@@ -162,8 +162,8 @@ class LLMProxy:
     # ------------------------------------------------------------------------------------------------ the place
 
     async def _some_engine(self, guest: _Guest) -> EngineClient | None:
-        """The place of the trajectory, as soon as an engine is open; None if it is given up before. The deadline is that
-        of the turn, which the episode keeps."""
+        """The place of the trajectory, as soon as an engine is open; None if it is given up before. The deadline
+        is the turn's, which the episode keeps."""
         while guest.client is None and not guest.given_up:
             self._find(guest, "")
             if guest.client is None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+from rollweave.fleet.fleet import FleetUpdate
 from rollweave.fleet.router import Route
-from rollweave.fleet.view import FleetUpdate
 from rollweave.rollout.link import Endpoint, Lease, Moved, ToDriver, ToHost, Transport
 from rollweave.rollout.manager import EnvManager, Stage
 

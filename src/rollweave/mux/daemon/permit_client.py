@@ -23,7 +23,7 @@ from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.controller import Wanted
 from rollweave.mux.daemon.store import NoDaemon, StateFolder
 from rollweave.mux.permits import SharedPool, StalePermit
-from rollweave.pipelines.permits import MakePermits, alone
+from rollweave.pipelines.permits import MakePermits
 from rollweave.runtimes.machine import pause, use_cores, wall_time
 
 POLL_SECONDS = 20.0
@@ -164,10 +164,10 @@ FOLDER, JOB, ATTEMPT = "ROLLWEAVE_CLUSTER", "ROLLWEAVE_CLUSTER_JOB", "ROLLWEAVE_
 """What the daemon tells a process that it starts: its state folder, the job's name, and which process of it this is."""
 
 
-def join_cluster() -> MakePermits:
+def join_cluster() -> MakePermits | None:
     """Wait for leave to start, if a daemon started us; then how to ask for turns on a clock."""
     if not os.environ.get(FOLDER):
-        return alone
+        return None
 
     member = DaemonPermits.of(os.environ[FOLDER], os.environ[JOB], int(os.environ[ATTEMPT]))
     member.start()
