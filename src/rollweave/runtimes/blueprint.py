@@ -17,7 +17,7 @@ from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments, latencies
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.fleet.proxy import LLMProxy
-from rollweave.rewards.scorer import NamedReward, Scorer
+from rollweave.rewards.scorer import NamedReward, Scorer, call_in_thread, call_on_loop
 from rollweave.rollout.manager import Stage, TurnBarrier
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ class Blueprint:
             proxy=proxy,
             environment=environments,
             dialogue=ChatFormat.of(self.policy),
-            scorer=Scorer(self.job.rewards, Path(), self.rewards),
+            scorer=Scorer(
+                self.job.rewards, Path(), self.rewards, call_plain=call_on_loop if clock.is_virtual else call_in_thread
+            ),
             deadlines=rollout.deadlines,
             max_turns=rollout.max_turns,
             max_context=rollout.max_context,
