@@ -27,10 +27,12 @@ from rollweave.pipelines.one_off import one_off
 from rollweave.pipelines.permits import Alone, PermitSource, Tail
 from rollweave.pipelines.rollart import rollart
 from rollweave.pipelines.sync import sync
+from rollweave.rewards.dispatch import RewardBackend
 from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.evaluation import Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings, StalenessPolicy
+from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.tasks import Cursor, TaskSource
 from rollweave.training.protocol import Trainer
@@ -78,6 +80,8 @@ class Machinery:
     turns: PermitSource = field(default_factory=Alone)
     proxy: LLMProxy | None = None
     """If it is in this process."""
+    rewards: RewardBackend | None = None
+    """What computes rewards; None: the hosts."""
 
 
 @dataclass(slots=True)
@@ -101,6 +105,8 @@ def assemble(
     sampling = training_sampling(job, stop_tokens)
     recorder = listeners.recorder
     machinery.dispatcher.listen(recorder)
+    rewards = machinery.rewards or HostBackend(machinery.dispatcher, recorder, job.rollout.max_retries)
+    scoring = Scoring(rewards, recorder)
     scheduler = RolloutScheduler(
         RolloutSettings(
             group_size=job.rollout.group_size,
@@ -120,6 +126,7 @@ def assemble(
         StalenessBound(job.alpha, job.rollout.groups_per_step),
         Cursor(source),
         machinery.dispatcher,
+        scoring,
         clock,
         recorder,
     )
@@ -136,7 +143,7 @@ def assemble(
             transfer=job.weights.transfer,
         ),
         journal=journal,
-        evaluator=_evaluator(job, machinery.dispatcher, source, stop_tokens, clock, recorder),
+        evaluator=_evaluator(job, machinery.dispatcher, scoring, source, stop_tokens, clock, recorder),
         milestones=Milestones(job.evaluation.every, job.evaluation.target, job.checkpoint.every, job.checkpoint.keep),
         checkpoints=checkpoints,
         turns=machinery.turns,
@@ -172,6 +179,7 @@ def _policy(job: Job) -> StalenessPolicy:
 def _evaluator(
     job: Job,
     dispatcher: Dispatcher,
+    scoring: Scoring,
     source: TaskSource,
     stop_tokens: tuple[int, ...],
     clock: Clock,
@@ -185,6 +193,7 @@ def _evaluator(
         tasks,
         greedy(job, stop_tokens),
         dispatcher,
+        scoring,
         clock,
         recorder,
         rollout.max_retries,

@@ -10,13 +10,24 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from rollweave.observability.events import Emitter
-from rollweave.rollout.link import Cancel, Endpoint, Lease, Report, Transport
+from rollweave.rewards.dispatch import Scored
+from rollweave.rollout.link import Cancel, Endpoint, FromHost, HostLink, Lease, Report, ToHost, Transport
 from rollweave.trajectory import Outcome, Trajectory
 
 OnReport = Callable[[Lease, Report], None]
+
+
+class RewardDesk(Protocol):
+    """Hears from the dispatcher what hosts say about rewards, and which hosts there are to compute them."""
+
+    def host_attached(self, host: int) -> None: ...
+
+    def host_gone(self, host: int) -> None: ...
+
+    def scored(self, host: int, answer: Scored) -> None: ...
 
 
 @dataclass(slots=True)
@@ -25,7 +36,7 @@ class _Seat:
 
     capacity: int
     number: int
-    link: Endpoint[Lease | Cancel, Report] = field(init=False)
+    link: HostLink = field(init=False)
     used: int = 0
     playing: dict[str, None] = field(default_factory=dict)
 
@@ -53,6 +64,7 @@ class Dispatcher:
         """The most episodes to play at once over all hosts; None: as many as they have room for."""
         self.recorder: Emitter | None = None
         """Hears when an episode begins and ends, and how much room is left then."""
+        self.reward_desk: RewardDesk | None = None
         self._scheduling = scheduling
         self._seats: list[_Seat] = []
         self._numbers = itertools.count()
@@ -68,17 +80,19 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------------- hosts
 
-    def attach(self, transport: Transport, capacity: int) -> Endpoint[Lease | Cancel, Report]:
+    def attach(self, transport: Transport, capacity: int) -> HostLink:
         """A new host that can play `capacity` episodes at once; returns our end of the link to it."""
         seat = _Seat(capacity, next(self._numbers))
-        seat.link = Endpoint(transport, lambda report: self._hear(seat, report))
+        seat.link = Endpoint(transport, lambda message: self._hear(seat, message))
         self._seats.append(seat)
         if self.recorder is not None:
             self.recorder.emit("host.attach", host=seat.number, capacity=capacity)
         self._fill()
+        if self.reward_desk is not None:
+            self.reward_desk.host_attached(seat.number)
         return seat.link
 
-    def detach(self, link: Endpoint[Lease | Cancel, Report]) -> None:
+    def detach(self, link: HostLink) -> None:
         """A host is dead: what it played is reported as lost with it."""
         seat = next(seat for seat in self._seats if seat.link is link)
         self._seats.remove(seat)
@@ -88,6 +102,19 @@ class Dispatcher:
         for id in list(seat.playing):
             self._end(_unplayed(self._leases[id], "its host died", host_died=True))
         self._fill()
+        if self.reward_desk is not None:
+            self.reward_desk.host_gone(seat.number)
+
+    @property
+    def hosts(self) -> list[int]:
+        """The numbers of the hosts that are there, in the order of their coming."""
+        return [seat.number for seat in self._seats]
+
+    def say(self, host: int, id: str, message: ToHost) -> None:
+        """Tell a host something that is not a lease. One that is gone hears nothing."""
+        for seat in self._seats:
+            if seat.number == host:
+                seat.link.say(id, message)
 
     # ------------------------------------------------------------------------------------------------ leases
 
@@ -121,7 +148,7 @@ class Dispatcher:
         """Whether a lease that has not been reported was handed to a host."""
         return self._parties[id].seat is not None
 
-    def player(self, id: str) -> tuple[Lease, Endpoint[Lease | Cancel, Report]] | None:
+    def player(self, id: str) -> tuple[Lease, HostLink] | None:
         """The lease of this id and the link to the host that plays it, if one does."""
         party = self._parties.get(id)
         return None if party is None or party.seat is None else (self._leases[id], party.seat.link)
@@ -168,9 +195,13 @@ class Dispatcher:
             self._tell("episode.begin", lease)
             seat.link.say(lease.id, lease)
 
-    def _hear(self, seat: _Seat, report: Report) -> None:
-        if report.lease in seat.playing:  # not the late word of a host that was given up for dead
-            self._end(report)
+    def _hear(self, seat: _Seat, message: FromHost) -> None:
+        if isinstance(message, Scored):
+            if self.reward_desk is not None:
+                self.reward_desk.scored(seat.number, message)
+        elif message.lease in seat.playing:  # not the late word of a host that was given up for dead
+            message.host = seat.number
+            self._end(message)
             self._fill()
 
     def _end(self, report: Report) -> None:

@@ -17,6 +17,7 @@ from rollweave.errors import ConfigError, first_cause
 from rollweave.observability.events import Recorder
 from rollweave.pipelines.assemble import greedy
 from rollweave.rollout.evaluation import Evaluation, Evaluator
+from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.training.checkpoint import newest
 from rollweave.weights.store import MemoryStore
@@ -70,9 +71,10 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
         raise ConfigError("environment: no tasks are held out; set environment.held_out above 0")
     sampling = greedy(job, ChatFormat.of(policy).stop_tokens)
     async with start_players(blueprint, clock, MemoryStore()) as players:
-        recorder, rollout = Recorder(clock.now), job.rollout
+        recorder, rollout, dispatcher = Recorder(clock.now), job.rollout, players.dispatcher
+        scoring = Scoring(HostBackend(dispatcher, recorder, rollout.max_retries), recorder)
         evaluator = Evaluator(
-            held_out, sampling, players.dispatcher, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
+            held_out, sampling, dispatcher, scoring, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
         )
         evaluator.start(0)
         evaluation = await evaluator.result()

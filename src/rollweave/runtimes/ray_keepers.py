@@ -17,7 +17,7 @@ from rollweave.clock import Clock, Waiting
 from rollweave.errors import WorkerDied, first_cause
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.link import Cancel, Endpoint, Lease, Report
+from rollweave.rollout.link import HostLink
 from rollweave.runtimes.ray_clients import EngineState, RayEngine, RayTransport, Restarts, WorkerHandle
 
 ANSWER_SECONDS = 1.0
@@ -117,9 +117,6 @@ class EngineKeeper:
     async def _connect(self, host: WorkerHandle, worker: WorkerHandle) -> None:
         with suppress(WorkerDied):  # its keeper knows; the next host is given this engine from the start
             await host.call("connect", self._number, worker)
-
-
-HostLink = Endpoint[Lease | Cancel, Report]
 
 
 class HostKeeper:

@@ -29,12 +29,13 @@ from rollweave.observability.jsonl import encode
 from rollweave.pipelines.assemble import Drive, Listeners, Machinery, assemble
 from rollweave.pipelines.loop import Parts
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.link import Cancel, Endpoint, Lease, Packet, Report
+from rollweave.rollout.link import HostLink, Lease, Packet, Report
 from rollweave.rollout.state import SchedulerState
 from rollweave.simulation.recorded.recording import (
     Gates,
     RecordedClock,
     RecordedEngine,
+    RecordedRewards,
     RecordedTrainer,
     nobody,
     report,
@@ -46,7 +47,7 @@ DECISIONS = frozenset(
     {
         *("group.admit", "group.renewed", "group.complete", "group.failed", "group.filtered", "group.dropped"),
         *("group.requeued", "member.retry", "episode.begin", "episode.end", "trajectory.end", "batch.ready"),
-        *("attempt.end", "task.end", "step.end", "checkpoint.begin", "eval.begin"),
+        *("reward.begin", "reward.end", "attempt.end", "task.end", "step.end", "checkpoint.begin", "eval.begin"),
     }
 )
 """Events that are compared: what the control plane decides, and its books."""
@@ -80,10 +81,16 @@ class Player:
         self._events = events
         self._state = state
         self._gates = Gates()
-        self._hosts: dict[int, Endpoint[Lease | Cancel, Report]] = {}
+        self._rewards = RecordedRewards()
+        self._hosts: dict[int, HostLink] = {}
         self._decided: list[Event] = []
         self._driving: asyncio.Task[None] | None = None
         self._ends = {event.data["id"]: event.data for event in events if event.name == "trajectory.end"}
+        self._awaited = {
+            str(event.data["id"]): tuple(map(str, event.data["rewards"]))  # type: ignore[arg-type]
+            for event in events
+            if event.name == "reward.begin"
+        }
         self._begun = {event.data["id"] for event in events if event.name == "episode.begin"}
 
     async def play(self) -> Parting | None:
@@ -91,7 +98,12 @@ class Player:
         recorder = Recorder(self.clock.now, [self._hear])
         self._dispatcher = Dispatcher(self._job.rollout.scheduling)
         first = self._state.version if self._state is not None else 0
-        machinery = Machinery([RecordedEngine(self._gates, first)], RecordedTrainer(self._gates), self._dispatcher)
+        machinery = Machinery(
+            [RecordedEngine(self._gates, first)],
+            RecordedTrainer(self._gates),
+            self._dispatcher,
+            rewards=self._rewards,
+        )
         listeners = Listeners(recorder)
         parts = assemble(self._job, machinery, self._source, (), Path("replayed"), self.clock, listeners)
         parts.driver_state = lambda: self._save(parts)
@@ -154,6 +166,8 @@ class Player:
         match recorded.name:
             case "episode.end":
                 self._end_episode(str(recorded.data["id"]))
+            case "reward.end":
+                self._rewards.answer(recorded.data)
             case "member.retry":
                 self.clock.fire(f"retry {recorded.data['group']}.{recorded.data['member']}")
             case "step.end":
@@ -165,10 +179,11 @@ class Player:
             link.receive(Packet({id: self._report(lease)}, confirmed=[id]))
 
     def _report(self, lease: Lease) -> Report:
+        awaited = self._awaited.get(lease.id, ())
         if (end := self._ends.get(lease.id)) is not None:
-            return report(lease, end)
+            return report(lease, end, awaited)
         again = f"{lease.id.rpartition('.')[0]}.{lease.attempt + 1}"
-        return unseen_report(lease, failed=again in self._begun)
+        return unseen_report(lease, failed=again in self._begun, awaited=awaited)
 
     # -------------------------------------------------------------------------------------------- handing over
 
