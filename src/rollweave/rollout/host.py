@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import asyncio
 
+from rollweave.observability.waits import SCORING
 from rollweave.rollout.link import Cancel, Endpoint, FromHost, Lease, Score, ToHost, Transport
 from rollweave.rollout.manager import EnvManager, Stage, score
 from rollweave.trajectory import Trajectory
-
-SCORING = "scoring of "
-"""How waits for a reward begin to say who waits."""
 
 
 class EnvHost:

@@ -34,7 +34,7 @@ class Scoring:
     def score(self, trajectory: Trajectory, holder: int | None, names: Sequence[str], done: OnScored) -> None:
         """`holder`: the host that has it, if one does. `names` of the rewards, as far as they are known."""
         self._waiting[trajectory.id] = (trajectory, done)
-        self._recorder.emit("reward.begin", id=trajectory.id, rewards=list(names), host=holder)
+        self._recorder.emit("reward.begin", id=trajectory.id, group=trajectory.group, rewards=list(names), host=holder)
         self._backend.call(RewardCall(trajectory.id, trajectory, holder), self._hear)
 
     def forget(self, attempt: str) -> None:
