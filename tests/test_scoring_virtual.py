@@ -71,6 +71,13 @@ def test_groups_that_are_being_scored_count_as_running_ones(alpha: int) -> None:
     check_everything(make_job(rollart(alpha), environments=200), world, result)
 
 
+def test_a_group_that_is_being_scored_is_as_old_as_its_tokens() -> None:
+    """An update does not make it younger, though none of its members is played or finished any more."""
+    job = make_job(rollart(1), steps=12, group_size=2, environments=40)
+    world = World(environment=EPISODE, reward=RewardModel(lognormal(2.0, 2.0)), train_seconds=constant(0.5))
+    check_everything(job, world, run(job, world))
+
+
 def test_an_evaluation_waits_for_its_rewards_but_not_in_the_slots() -> None:
     world = replace(SLOW, reward=RewardModel(constant(50.0)))
     result = run(make_job({"type": "sync+"}, evaluate=2, environments=1, steps=2, groups_per_step=1), world)

@@ -27,7 +27,7 @@ class RewardDesk(Protocol):
 
     def host_gone(self, host: int) -> None: ...
 
-    def scored(self, host: int, answer: Scored) -> None: ...
+    def scored(self, answer: Scored) -> None: ...
 
 
 @dataclass(slots=True)
@@ -198,7 +198,7 @@ class Dispatcher:
     def _hear(self, seat: _Seat, message: FromHost) -> None:
         if isinstance(message, Scored):
             if self.reward_desk is not None:
-                self.reward_desk.scored(seat.number, message)
+                self.reward_desk.scored(message)
         elif message.lease in seat.playing:  # not the late word of a host that was given up for dead
             message.host = seat.number
             self._end(message)

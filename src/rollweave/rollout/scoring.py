@@ -91,12 +91,12 @@ class HostBackend:
 
     # --------------------------------------------------------------------------- what the dispatcher tells of hosts
 
-    def scored(self, host: int, answer: Scored) -> None:
-        made = self._calls.get(answer.attempt)
-        if made is None or made.host != host:  # it was given up, or the host was taken for dead
+    def scored(self, answer: Scored) -> None:
+        """Whichever host says it, also one that was taken for dead: the answer is the same."""
+        if answer.attempt in self._calls:
+            self._end(answer.attempt).done(answer)
+        else:
             self._recorder.emit("reward.late", id=answer.attempt)
-            return
-        self._end(answer.attempt).done(answer)
 
     def host_attached(self, host: int) -> None:
         for made in [made for made in self._calls.values() if made.host is None]:
