@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rollweave.config.job import Job
 from rollweave.errors import RewardFailed
 from rollweave.observability.events import MemoryRecorder
+from rollweave.pipelines.checkpoints import DriverState
 from rollweave.rewards.dispatch import RewardCall, Scored
 from rollweave.rollout.scoring import Scoring
-from rollweave.runs.resume import DriverState
 from rollweave.simulation.durations import constant, lognormal, normal
 from rollweave.simulation.faults import Outage
 from rollweave.simulation.world.environment import EnvironmentModel, RewardModel
@@ -101,7 +101,7 @@ def test_a_host_that_dies_while_it_scores_costs_no_episode() -> None:
     again = data(result, "reward.again")
     assert len(again) == 6 and {event["host"] for event in again} == {0}, "six were on it, and the other host took them"
     assert len(times(result, "episode.begin")) == 12
-    assert result.parts.scheduler.ledger.attempts == {"trained": 12}
+    assert result.loop.scheduler.ledger.attempts == {"trained": 12}
     assert result.rows[-1]["scoring/again"] == 6
 
 
@@ -120,7 +120,7 @@ def test_a_reward_whose_hosts_die_again_and_again_has_failed() -> None:
     check_everything(job, world, result)
     causes = [event["cause"] for event in data(result, "reward.end") if event["reward"] is None]
     assert causes == ["its host died while it was scored, 3 times"] * 12
-    assert result.parts.scheduler.ledger.attempts == {"reward-failed": 12, "trained": 12}
+    assert result.loop.scheduler.ledger.attempts == {"reward-failed": 12, "trained": 12}
 
 
 def test_a_reward_that_always_fails_stops_the_run_with_its_own_error() -> None:
@@ -147,7 +147,7 @@ def test_a_redundant_member_steps_in_where_a_reward_fails() -> None:
     world = replace(SLOW, reward=RewardModel(constant(5.0), failure_rate=0.2))
     result = run(job, world)
     check_everything(job, world, result)
-    assert result.parts.scheduler.ledger.attempts["reward-failed"] > 5
+    assert result.loop.scheduler.ledger.attempts["reward-failed"] > 5
     sizes = [len(group.members) for batch in result.trainer.batches for group in batch.groups]
     assert sizes.count(3) > len(sizes) * 0.8
 
@@ -164,7 +164,7 @@ def test_a_group_that_is_given_up_forgets_its_rewards_and_late_answers_are_count
     result = run(job, world)
     check_everything(job, world, result)
     scored = {event["id"] for event in data(result, "reward.end")}
-    given_up = {event["id"] for event in data(result, "reward.begin")} - scored - result.parts.scheduler.ledger.scoring
+    given_up = {event["id"] for event in data(result, "reward.begin")} - scored - result.loop.scheduler.ledger.scoring
     assert given_up and not given_up & {trajectory.id for trajectory in trained(result)}
     late = len(data(result, "reward.late"))
     assert 0 < late < len(given_up), "most are told in time that nothing waits for them any more"

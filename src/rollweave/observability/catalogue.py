@@ -64,8 +64,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Staleness": (
         Metric("staleness/mean", "versions", "Step minus the version of a trajectory's oldest sampled token, mean "
                "over the batch."),
-        Metric("staleness/max", "versions", "The same, of the stalest trajectory. Never above alpha, rounded up; only "
-               "`areal` does not enforce it."),
+        Metric("staleness/max", "versions", "The same, of the stalest trajectory. Never above the staleness bound "
+               "(alpha), rounded up; only `areal` does not enforce it."),
         Metric("staleness/share/<versions>", "share", "Trajectories of the batch that are that many versions old."),
         Metric("bias/duration", "share", "By how much trained episodes last longer (shorter: negative) than started "
                "ones, over the last 2,048 started; 0 if nothing is cut short. See observing.md."),
@@ -90,7 +90,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("time/sync_exposed", "s", "The part of it that the loop had to wait for."),
         Metric("time/recompute", "s", "Engines computing KV caches again after a weight update; overlaps the others."),
         Metric("time/eval", "s", "Evaluation on held-out tasks."),
-        Metric("time/turn", "s", "Waiting for a turn on a pool that is shared with other jobs."),
+        Metric("time/permit", "s", "Waiting for a permit on a pool that is shared with other jobs."),
         Metric("idle/<pool>", "share", "Share of the step in which a pool had nothing to do: engine, trainer, "
                "environments (slots without an episode); get_batch: the share in which the loop waited for data."),
     ),

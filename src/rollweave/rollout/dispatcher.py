@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from rollweave.clock import Waiting
 from rollweave.observability.events import Emitter
 from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.link import Cancel, Endpoint, FromHost, HostLink, Lease, Report, ToHost, Transport
@@ -28,6 +29,10 @@ class RewardDesk(Protocol):
     def host_gone(self, host: int) -> None: ...
 
     def scored(self, answer: Scored) -> None: ...
+
+
+async def _no_other_process() -> list[Waiting]:
+    return []
 
 
 @dataclass(slots=True)
@@ -65,6 +70,8 @@ class Dispatcher:
         self.recorder: Emitter | None = None
         """Hears when an episode begins and ends, and how much room is left then."""
         self.reward_desk: RewardDesk | None = None
+        self.ask_waits: Callable[[], Awaitable[list[Waiting]]] = _no_other_process
+        """Who waits in hosts of other processes, which have clocks of their own; a runtime with such hosts sets it."""
         self._scheduling = scheduling
         self._seats: list[_Seat] = []
         self._numbers = itertools.count()
