@@ -35,7 +35,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("eval/turns_mean", "turns", "Mean length of those episodes."),
         Metric("eval/version", "count", "The policy version that was evaluated."),
         Metric("scoring/seconds_mean", "s", "From the end of an episode to its reward, of the rewards that came during "
-               "this step, evaluations included. `scoring/` is there in runs whose rewards take time."),
+               "this step, evaluations included. These keys are there in runs whose rewards take time."),
         Metric("scoring/seconds_max", "s", "The longest of them."),
         Metric("scoring/again", "count", "Rewards that were asked for again because the host computing them died."),
         Metric("scoring/late", "count", "Rewards that came after their group had been given up; they are ignored."),
