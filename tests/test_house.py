@@ -25,7 +25,6 @@ NAMES_TO_SETTLE = {"EngineState", "SharedPool"}
 """Temporary: names that are still defined more than once."""
 
 IMPORTS_TO_TURN = {
-    ("rewards.scorer", "environments.adapt"),
     ("trajectory", "simulation.repeated"),
     ("mux.baselines.setups", "mux.simulation.replay"),
 }

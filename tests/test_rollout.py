@@ -188,6 +188,9 @@ class Scripted:
 
 
 class FailingScorer:
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        return ()
+
     async def score(self, trajectory: Trajectory) -> None:
         raise RewardFailed("no score today")
 

@@ -14,8 +14,9 @@ from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.link import Cancel, Endpoint, Lease, Packet, Report
+from rollweave.rollout.link import Cancel, HostLink, Lease, Packet, Report
 from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings
+from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.rollout.state import SchedulerState
 from rollweave.tasks import Cursor, SeedSource
@@ -30,7 +31,7 @@ class Hands:
     def __init__(self, dispatcher: Dispatcher, capacity: int) -> None:
         self.leases: dict[str, Lease] = {}
         self.cancelled: list[str] = []
-        self.link: Endpoint[Lease | Cancel, Report] = dispatcher.attach(self._hear, capacity)
+        self.link: HostLink = dispatcher.attach(self._hear, capacity)
 
     def _hear(self, packet: Packet[Any]) -> None:
         for id, message in packet.messages.items():
@@ -66,6 +67,7 @@ class World:
             StalenessBound(alpha, size),
             Cursor(SeedSource("t", 0)),
             self.dispatcher,
+            Scoring(HostBackend(self.dispatcher, self.recorder, max_retries=3), self.recorder),
             clock,
             self.recorder,
         )

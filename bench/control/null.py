@@ -102,6 +102,9 @@ class NullDialogue:
 
 
 class NullScorer:
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        return ()
+
     async def score(self, trajectory: Trajectory) -> None:
         trajectory.rewards = {"environment": 1.0}
 

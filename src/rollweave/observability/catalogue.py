@@ -36,6 +36,13 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("eval/reward", "", "Mean reward of greedy episodes on held-out tasks, in steps that evaluate."),
         Metric("eval/turns_mean", "turns", "Mean length of those episodes."),
         Metric("eval/version", "count", "The policy version that was evaluated."),
+        Metric("scoring/seconds_mean", "s", "From the end of an episode to its reward, of the rewards that came during "
+               "this step, evaluations included. These keys are there in runs whose rewards take time."),
+        Metric("scoring/seconds_max", "s", "The longest of them."),
+        Metric("scoring/again", "count", "Rewards that were asked for again because the host computing them died."),
+        Metric("scoring/late", "count", "Rewards that came after their group had been given up; they are ignored."),
+        Metric("scoring/threads_left", "count", "Plain reward functions that missed their deadline and still run in "
+               "their threads."),
         Metric("advantage/zero_share", "share", "Groups whose members all got the same reward, which teach nothing."),
     ),
     "Episodes": (
@@ -113,7 +120,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("ledger/task/<state>", "groups", "Tasks (a group each) so far, by how they ended: trained, filtered, "
                "dropped-stale, failed; open: not ended yet. The sum is the number of admitted tasks."),
         Metric("ledger/attempt/<state>", "attempts", "Attempts (an episode each) so far, by how they ended: "
-               "trained, filtered, surplus, stale, aborted, infra-failed, reward-failed; open: not ended yet."),
+               "trained, filtered, surplus, stale, aborted, infra-failed, reward-failed; open: not ended yet; "
+               "scoring: those of the open ones whose reward is being computed."),
         Metric("restarts/<worker>", "count", "Times a worker process was started again, since the run began."),
         Metric("memory/<worker>_mb", "MB", "Resident memory of a worker process."),
     ),

@@ -102,6 +102,8 @@ def _queue(status: Status) -> Text:
     if queue and status.state != "ended":
         text.append(f"{queue['complete']}", style="bold").append(" groups complete, ")
         text.append(f"{queue['running']}", style="bold").append(" being played, ")
+        if queue.get("scoring"):
+            text.append(f"{queue['scoring']}", style="bold").append(" episodes being scored, ")
         text.append(f"{queue['free']}", style="bold").append(f" of {queue['slots']} slots free")
         return text
     if "queue/length_seen" not in row:

@@ -1,4 +1,4 @@
-"""EnvManager: plays one lease. Reset, then turn after turn, then the reward, then a report.
+"""EnvManager: plays one lease. Reset, then turn after turn, then a report; rewards that take time come later.
 
 Whatever the environment does wrong ends here, as a typed outcome. An infrastructure failure is never a
 reward: the trajectory is reported as failed and the scheduler issues a fresh attempt.
@@ -25,6 +25,7 @@ from rollweave.environments.protocol import Environment, Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed, RollweaveError
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.fleet.router import RouteAsk
+from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.link import Lease, Report
 from rollweave.seeds import derive
 from rollweave.tasks import Task
@@ -82,6 +83,10 @@ class Dialogue(Protocol):
 
 
 class Scores(Protocol):
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        """The rewards that take time to compute. Without any, `score` does not wait for anything."""
+        ...
+
     async def score(self, trajectory: Trajectory) -> None:
         """Fill in `trajectory.rewards`. Raises RewardFailed."""
         ...
@@ -151,7 +156,8 @@ class EnvManager:
         self._interruptible = [self._generation]
 
     async def play(self) -> Report:
-        reward_failed = False
+        """The report of how it ended. Its rewards are in it if they take no time, and in the barrier mode `sync`."""
+        reward_failed, awaited = False, tuple[str, ...]()
         group = None if self.stage.prompt_replication else self.lease.group
         self.stage.proxy.begin(RouteAsk(self.lease.id, self.lease.task.environment, group), self.lease.engine)
         try:
@@ -161,8 +167,12 @@ class EnvManager:
         finally:
             self.stage.proxy.release(self.lease.id)
         if self.trajectory.outcome and self.trajectory.outcome.trainable:
-            reward_failed = not await self._score()
-        return Report(self.lease.id, self.trajectory, reward_failed)
+            awaited = () if self.stage.barrier else self.stage.scorer.awaited(self.trajectory)
+            if not awaited:
+                scored = await score(self.stage, self.trajectory, self.name)
+                scored.fill_in(self.trajectory)
+                reward_failed = scored.failure is not None
+        return Report(self.lease.id, self.trajectory, reward_failed, awaited=awaited)
 
     def cancel(self) -> None:
         """Stop as soon as nobody is hurt: generation at once, an environment in another process after its call.
@@ -299,12 +309,13 @@ class EnvManager:
         self._interruptible.remove(wait)
         self._go_on()
 
-    async def _score(self) -> bool:
-        """Whether the trajectory could be scored."""
-        try:
-            with self.stage.clock.wait(self.name, "reward", self.stage.deadlines.reward):
-                await self.stage.scorer.score(self.trajectory)
-        except (RewardFailed, DeadlineExceeded) as error:
-            self.trajectory.cause = str(error)
-            return False
-        return True
+
+async def score(stage: Stage, trajectory: Trajectory, who: str) -> Scored:
+    """Compute the rewards of an ended episode, within their deadline."""
+    names = ", ".join(stage.scorer.awaited(trajectory))
+    try:
+        with stage.clock.wait(who, f"reward {names}".rstrip(), stage.deadlines.reward):
+            await stage.scorer.score(trajectory)
+    except (RewardFailed, DeadlineExceeded) as error:
+        return Scored.of(trajectory, failure=str(error))
+    return Scored.of(trajectory)

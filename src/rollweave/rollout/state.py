@@ -20,11 +20,13 @@ class LedgerState:
     tokens: dict[str, int] = field(default_factory=dict)
     open_tasks: list[int] = field(default_factory=list)
     open_attempts: list[str] = field(default_factory=list)
+    scoring: list[str] = field(default_factory=list)
+    """Those of them whose reward is being computed."""
 
 
 @dataclass(slots=True)
 class OpenGroup:
-    """A group that was being played: its finished members are kept, the others are leased again."""
+    """A group that was being played: members that are finished or being scored are kept, the others leased again."""
 
     id: int
     version: int
@@ -36,6 +38,8 @@ class OpenGroup:
     finished: list[Trajectory]
     lost: list[int]
     """Members that have ended for good without a trajectory."""
+    scoring: list[Trajectory] = field(default_factory=list)
+    """Members whose reward was being computed: it is computed again."""
 
 
 @dataclass(slots=True)

@@ -118,6 +118,11 @@ class WorkloadRewards(StepRewards):
         self._judge = judge
         self._clock = clock
 
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        if self._judge is not None and self._workload.judged(trajectory.task):
+            return ("judge",)
+        return ("rule",) if self._workload.reward_seconds(trajectory) > 0 else ()
+
     async def score(self, trajectory: Trajectory) -> None:
         if self._judge is not None and self._workload.judged(trajectory.task):
             await self._judge.score(trajectory)

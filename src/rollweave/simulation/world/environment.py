@@ -88,6 +88,9 @@ class ByteDialogue:
 class StepRewards:
     """Scores a trajectory by the sum of its step rewards."""
 
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        return ()
+
     async def score(self, trajectory: Trajectory) -> None:
         trajectory.rewards = {"environment": sum(turn.reward for turn in trajectory.turns)}
 
@@ -100,6 +103,10 @@ class RewardModel:
     hang_rate: float = 0.0
     """Chance that scoring it never returns."""
 
+    @property
+    def takes_time(self) -> bool:
+        return self != RewardModel()
+
 
 class SimulatedReward(StepRewards):
     """The sum of the step rewards, after a while, perhaps. What goes wrong depends on the attempt alone."""
@@ -108,6 +115,9 @@ class SimulatedReward(StepRewards):
         self._model = model
         self._clock = clock
         self._seed = seed
+
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        return ("modelled",) if self._model.takes_time else ()
 
     async def score(self, trajectory: Trajectory) -> None:
         rng = generator(self._seed, "reward", trajectory.id)
