@@ -176,6 +176,7 @@ def do_not_verify(patch: pytest.MonkeyPatch) -> None:
         return pushed
 
     patch.setattr(WeightSync, "_prepare", prepare)
+    patch.setattr("rollweave.simulation.world.engine.refuse_unprepared", lambda version, staged: None)
 
 
 def give_up_on_everybody(patch: pytest.MonkeyPatch) -> None:
