@@ -184,8 +184,8 @@ def test_a_call_that_asks_twice_is_refused() -> None:
 # ----------------------------------------------------------------------------------- the simulated judge obeys it
 
 
-def judge(clock: Clock) -> Judge:
-    """One function with one seat; each call takes 10 s."""
+def judge(clock: Clock, seats: int = 1) -> Judge:
+    """One function at most; each call takes 10 s."""
     pools = [
         {"name": "rollout", "device": "H20", "count": 1, "role": "rollout"},
         {"name": "train", "device": "H800", "count": 1, "role": "train"},
@@ -199,7 +199,7 @@ def judge(clock: Clock) -> Judge:
                 "cluster": {"pools": pools},
                 "workload": {"tasks": [{"preset": "rlvr-judge"}]},
                 "constants": {"serverless_io": 0.0},
-                "judge": {"seconds": seconds, "concurrency": 1, "cold_start": 2.0, "idle_seconds": 5.0},
+                "judge": {"seconds": seconds, "concurrency": seats, "cold_start": 2.0, "idle_seconds": 5.0},
             }
         ),
         clock,
@@ -226,6 +226,18 @@ def test_functions_start_serve_in_order_and_stop() -> None:
     assert times == [12.0, 22.0, 32.0]  # a cold start of 2 s, then 10 s each
     assert again == 32.0 + 100.0 + 12.0  # cold again: it had stopped
     assert paid == (32.0 + 5.0) + 12.0
+
+
+def test_a_function_answers_no_call_before_it_has_started() -> None:
+    async def play(clock: Clock) -> list[float]:
+        made = judge(clock, seats=3)
+        first = asyncio.ensure_future(scored(made, clock, 0))
+        await clock.sleep(0.5)
+        second = asyncio.ensure_future(scored(made, clock, 1))
+        await clock.sleep(2.0)
+        return await asyncio.gather(first, second, scored(made, clock, 2))
+
+    assert run_virtual(play) == [12.0, 12.0, 12.5]
 
 
 @pytest.mark.parametrize("hops", [0, 1, 2])

@@ -39,6 +39,8 @@ class Judge:
         self._scaler = InstanceScaler(model.limits, clock.now())
         self._calls = numbers()
         self._queued: dict[int, asyncio.Future[Seating]] = {}
+        self._ready_at: dict[int, float] = {}
+        """When each function has started; devices of one's own are there from the start."""
         self._stop_timer: asyncio.TimerHandle | None = None
 
     async def score(self, trajectory: Trajectory) -> None:
@@ -48,7 +50,7 @@ class Judge:
         try:
             if seating is None:
                 seating = await self._queue(call)
-            cold = self._model.cold_start if seating.starts_instance else 0.0
+            cold = self._wait_for_start(seating)
             await self._clock.sleep(cold + self._seconds(trajectory, self._scaler.load(seating.instance)))
         finally:
             self._leave(call)
@@ -59,6 +61,12 @@ class Judge:
     def _queue(self, call: int) -> asyncio.Future[Seating]:
         self._queued[call] = self._clock.loop.create_future()
         return self._queued[call]
+
+    def _wait_for_start(self, seating: Seating) -> float:
+        """Seconds until the instance of this seat answers."""
+        if seating.starts_instance:
+            self._ready_at[seating.instance] = self._clock.now() + self._model.cold_start
+        return max(0.0, self._ready_at.get(seating.instance, 0.0) - self._clock.now())
 
     def _leave(self, call: int) -> None:
         following = self._scaler.leave(call, self._clock.now())
@@ -75,7 +83,8 @@ class Judge:
 
     def _stop_idle(self) -> None:
         self._stop_timer = None
-        self._scaler.stop_idle(self._clock.now())
+        for number in self._scaler.stop_idle(self._clock.now()):
+            del self._ready_at[number]
         self._plan_stop()
 
     def _seconds(self, trajectory: Trajectory, calls: int) -> float:
