@@ -18,20 +18,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from rollweave.errors import ConfigError
 from rollweave.mux.decisions.plan import Plan
+from rollweave.mux.decisions.scheduler import Decider
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.state import ClusterState
 from rollweave.mux.simulation.books import SLACK, ReplayBooks
 from rollweave.mux.simulation.reality import Reality
-
-
-class Decider(Protocol):
-    """What a policy has to answer; `Scheduler` does, and so does every baseline."""
-
-    def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan: ...
-    def depart(self, state: ClusterState, job: str, now: float) -> Plan: ...
-    def fail(self, state: ClusterState, job: str, now: float) -> Plan: ...
-    def observe(self, state: ClusterState, job: str, t_roll: float, t_train: float, now: float) -> Plan: ...
-    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None: ...
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ from rollweave.fleet.colocated import TakingTurns
 from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
+from rollweave.rewards.scaling import ScalingLimits
 from rollweave.rollout.manager import Stage
 from rollweave.seeds import generator
 from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_model
@@ -156,13 +157,10 @@ def make_judge(scenario: Scenario, clock: Clock) -> Judge | None:
     elastic = pool.device == "serverless"
     model = JudgeModel(
         EngineCosts(scenario.spec(config.model), scenario.cluster.device(pool), constants),
-        pool.count,
+        ScalingLimits(pool.count, config.concurrency, 0 if elastic else pool.count, config.idle_seconds),
         config.answer_tokens,
         config.seconds,
-        config.concurrency,
-        elastic,
         constants.cold_start if config.cold_start is None else config.cold_start,
-        config.idle_seconds,
         constants.serverless_io if elastic else 0.0,
     )
     return Judge(model, clock, scenario.seed)
