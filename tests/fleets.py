@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rollweave.clock import Clock
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.proxy import LLMProxy
 
@@ -19,4 +20,4 @@ def fleet_of(engines: Sequence[Any], tasks: Sequence[tuple[str, ...]] = ()) -> F
 
 def proxy_of(engines: Sequence[Any]) -> LLMProxy:
     """A host's way to these engines, without a driver."""
-    return LLMProxy(fleet_of(engines).update())
+    return LLMProxy(Clock(), fleet_of(engines).update())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,17 @@ TWO_ENGINES = Path(__file__).parent / "two_engines.yaml"
 
 @pytest.mark.slow
 def test_the_other_engine_goes_on_when_one_is_killed(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", 12, f"cluster={TWO_ENGINES}")
+    run = Run(tmp_path / "run", 5000, f"cluster={TWO_ENGINES}")
     run.until_step(4)
     run.kill("engine-0")
-    summary = run.finish()
+    step = 5
+    while not any(route["engine"] == "engine-0/2" for route in run.events("route")):  # however long it takes to start
+        run.until_step(step)
+        step += 1
+    run.process.send_signal(signal.SIGINT)
+    run.process.communicate(timeout=100)
     events = _lines(tmp_path / "run" / "events.jsonl")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     gone = place(events, "engine.gone", engine="engine-0/1")
     serves = place(events, "engine.serve", engine="engine-0/2")
     meanwhile = events[gone:serves]

@@ -47,7 +47,7 @@ class Hall:
             for n in range(engines)
         ]
         fleet = fleet_of(made)
-        proxy = LLMProxy(fleet.update())
+        proxy = LLMProxy(clock, fleet.update())
         fleet.on_change.append(lambda entry: proxy.update(fleet.update()))
         return cls(made, fleet, proxy, witness)
 

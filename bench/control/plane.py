@@ -65,5 +65,5 @@ async def _run(job: Job, clock: Clock) -> float:
 
 
 def _stage(job: Job, fleet: Fleet, clock: Clock) -> Stage:
-    proxy = LLMProxy(fleet.update())
+    proxy = LLMProxy(clock, fleet.update())
     return Stage.of(job.control, clock, proxy, lambda task: NullEnvironment(), NullDialogue(), NullScorer())

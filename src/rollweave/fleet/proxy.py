@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineClient, Request
 from rollweave.errors import EngineGone
 from rollweave.fleet.router import Route, RouteAsk, choose, surplus
@@ -46,8 +47,9 @@ class _Guest:
 
 
 class LLMProxy:
-    def __init__(self, fleet: FleetUpdate, connect: Connect = in_this_process) -> None:
+    def __init__(self, clock: Clock, fleet: FleetUpdate, connect: Connect = in_this_process) -> None:
         self.on_route: OnRoute = lambda attempt, route: None
+        self._clock = clock
         self._connect = connect
         self._view = FleetView(fleet)
         self._clients = {engine.id: connect(engine) for engine in fleet.engines}
@@ -160,12 +162,14 @@ class LLMProxy:
     # ------------------------------------------------------------------------------------------------ the place
 
     async def _some_engine(self, guest: _Guest) -> EngineClient | None:
-        """The place of the trajectory, as soon as an engine is open; None if it is given up before."""
+        """The place of the trajectory, as soon as an engine is open; None if it is given up before. The deadline is that
+        of the turn, which the episode keeps."""
         while guest.client is None and not guest.given_up:
             self._find(guest, "")
             if guest.client is None:
-                self._changed.clear()
-                await self._changed.wait()
+                with self._clock.wait("proxy", f"an engine to serve {guest.ask.attempt}"):
+                    self._changed.clear()
+                    await self._changed.wait()
         return guest.client
 
     def _find(self, guest: _Guest, moved: str) -> None:

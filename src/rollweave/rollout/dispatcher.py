@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from rollweave.clock import Waiting
@@ -221,14 +221,12 @@ class Dispatcher:
         for lease in party.leases:
             seat.playing[lease.id] = None
             self._tell("episode.begin", lease)
-            route = choose(RouteAsk(lease.id, lease.task.environment, self._group(lease)), self._fleet.view)
+            ask = RouteAsk(lease.id, lease.task.environment, lease.group if self._together else None)
+            route = choose(ask, self._fleet.view)
             if route is not None:
+                lease.engine = route.engine
                 self._place(lease.id, route)
-                lease = replace(lease, engine=route.engine)
             seat.link.say(lease.id, lease)
-
-    def _group(self, lease: Lease) -> int | None:
-        return lease.group if self._together else None
 
     def _place(self, attempt: str, route: Route) -> None:
         self._fleet.place(attempt, route.engine)

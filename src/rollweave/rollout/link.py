@@ -111,7 +111,7 @@ class Endpoint(Generic[Out, In]):
         self._schedule_flush()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lease:
     """Permission to play one episode. It can be issued again if its host dies."""
 
@@ -126,7 +126,7 @@ class Lease:
     version: int
     """The engine version at admission."""
     engine: EngineId | None = None
-    """Where the driver routed the trajectory; None: no engine was open."""
+    """Where the trajectory is routed to; filled in when the lease is handed to a host. None: no engine was open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ async def start_players(
         ]
         for number, engine in enumerate(engines):
             fleet.join(EngineEntry(f"engine-{number}/1", engine))
-        stage = blueprint.stage(LLMProxy(fleet.update()), clock)
+        stage = blueprint.stage(LLMProxy(clock, fleet.update()), clock)
         host: EnvHost
         link = dispatcher.attach(lambda packet: host.link.receive(packet), blueprint.job.rollout.slots)
         host = EnvHost(stage, link.receive)

@@ -161,7 +161,7 @@ class HostWorker:
         self._mishaps = Mishaps()
 
     async def ready(self) -> Pid:
-        self._stage = self._blueprint.stage(LLMProxy(self._fleet, self._connect), self._clock)
+        self._stage = self._blueprint.stage(LLMProxy(self._clock, self._fleet, self._connect), self._clock)
         self._host = EnvHost(self._stage, self._outbox.put)
         return os.getpid()
 

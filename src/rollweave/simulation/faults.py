@@ -36,7 +36,7 @@ class MortalEngine(Engine, Protocol):
         ...
 
 
-class EngineSeat:
+class EnginePlace:
     """One place for an engine, and which one is there now. Each life of it joins the fleet under an id of its own."""
 
     def __init__(
@@ -58,10 +58,10 @@ class EngineSeat:
         self._lives = 0
         self.taken = False
 
-    def beside(self, number: int) -> EngineSeat:
+    def beside(self, number: int) -> EnginePlace:
         """Another seat of the same pool."""
         name = f"{self._pool}-{number}"
-        return EngineSeat(self._fleet, name, self._make, pool=self._pool, device=self._device, tasks=self._tasks)
+        return EnginePlace(self._fleet, name, self._make, pool=self._pool, device=self._device, tasks=self._tasks)
 
     def begin(self) -> None:
         """An engine joins."""
@@ -115,7 +115,7 @@ def see_every_failure(tasks: asyncio.TaskGroup) -> None:
 
 async def suffer(
     outages: Sequence[Outage],
-    engines: Sequence[EngineSeat],
+    engines: Sequence[EnginePlace],
     hosts: Sequence[ReplaceableHost],
     clock: Clock,
     tasks: asyncio.TaskGroup,
@@ -134,7 +134,7 @@ async def suffer(
                 engines_going.create_task(_lose_engine(seats[outage.number % len(seats)], outage, clock))
 
 
-async def _lose_engine(seat: EngineSeat, outage: Outage, clock: Clock) -> None:
+async def _lose_engine(seat: EnginePlace, outage: Outage, clock: Clock) -> None:
     if not seat.taken:  # it is gone already
         return
     if outage.what == "leave":

@@ -25,7 +25,7 @@ from rollweave.simulation.costs.measured import engine_costs, training_costs, we
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.costs.training import TrainingCosts
 from rollweave.simulation.durations import Duration
-from rollweave.simulation.faults import EngineSeat
+from rollweave.simulation.faults import EnginePlace
 from rollweave.simulation.hardware.engine import GpuEngine, PrefillPool
 from rollweave.simulation.hardware.environment import ScriptedDialogue, WorkloadRewards, environments
 from rollweave.simulation.hardware.judge import Judge, JudgeModel
@@ -63,7 +63,7 @@ class GpuTrainer:
 
 @dataclass(slots=True)
 class Machines:
-    seats: list[EngineSeat]
+    seats: list[EnginePlace]
     engines: list[GpuEngine]
     """All that ever were, in order of joining."""
     trainer: Trainer
@@ -99,9 +99,9 @@ def _engines(
     clock: Clock,
     recorder: Emitter | None,
     prefill: PrefillPool | None,
-) -> tuple[list[EngineSeat], list[GpuEngine]]:
+) -> tuple[list[EnginePlace], list[GpuEngine]]:
     """The seats, and the engines that sit there: a list that grows when one dies and another takes its seat."""
-    seats: list[EngineSeat] = []
+    seats: list[EnginePlace] = []
     engines: list[GpuEngine] = []
 
     def make(costs: EngineCosts, prefill: PrefillPool | None) -> Callable[[], GpuEngine]:
@@ -131,7 +131,7 @@ def _engines(
                 f"{control.rollout.max_context} (rollout.max_context): raise tensor_parallel or lower max_context"
             )
         for number in range(pool.workers):
-            seat = EngineSeat(
+            seat = EnginePlace(
                 fleet,
                 f"{pool.name}-{number}",
                 make(costs, prefill if pool.role == "decode" else None),
@@ -169,6 +169,6 @@ def make_judge(scenario: Scenario, clock: Clock) -> Judge | None:
 def stage(
     scenario: Scenario, control: ControlConfig, fleet: Fleet, machines: Machines, workload: Workload, clock: Clock
 ) -> Stage:
-    proxy = LLMProxy(fleet.update())
+    proxy = LLMProxy(clock, fleet.update())
     scorer = WorkloadRewards(workload, machines.judge, clock)
     return Stage.of(control, clock, proxy, environments(scenario, workload, clock), ScriptedDialogue(), scorer)

@@ -27,7 +27,7 @@ from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.manager import Stage
 from rollweave.seeds import derive
 from rollweave.simulation.durations import NO_TIME, Duration, constant
-from rollweave.simulation.faults import EngineSeat, Outage, see_every_failure, suffer
+from rollweave.simulation.faults import EnginePlace, Outage, see_every_failure, suffer
 from rollweave.simulation.world.engine import SimulatedEngine, SyncModel
 from rollweave.simulation.world.environment import (
     ByteDialogue,
@@ -121,7 +121,7 @@ async def simulate(job: Job, world: World, clock: Clock, resume: str | None = No
 
 def _engines(
     control: ControlConfig, world: World, clock: Clock, fleet: Fleet, witness: Witness
-) -> tuple[list[EngineSeat], list[SimulatedEngine]]:
+) -> tuple[list[EnginePlace], list[SimulatedEngine]]:
     """The seats, and the engines that sit there: a list that grows when one dies and another takes its seat."""
     engines: list[SimulatedEngine] = []
 
@@ -138,7 +138,7 @@ def _engines(
         engines.append(engine)
         return engine
 
-    seats = [EngineSeat(fleet, f"engine-{number}", make) for number in range(world.engines)]
+    seats = [EnginePlace(fleet, f"engine-{number}", make) for number in range(world.engines)]
     for seat in seats:
         seat.begin()
     return seats, engines
@@ -154,7 +154,7 @@ def _hosts(
 
     def stage() -> Stage:
         scorer = SimulatedReward(world.reward, clock, control.seed)
-        return Stage.of(control, clock, LLMProxy(fleet.update()), environment, ByteDialogue(), scorer)
+        return Stage.of(control, clock, LLMProxy(clock, fleet.update()), environment, ByteDialogue(), scorer)
 
     capacity = -(-control.rollout.slots // world.hosts)
     return [
