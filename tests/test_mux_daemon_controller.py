@@ -61,7 +61,7 @@ def test_the_last_iteration_of_a_job_is_known(theatre: Theatre) -> None:
     for step, leaving in ((3, False), (4, True)):
         theatre.ask(job, "rollout", step=step)
         theatre.ask(job, "train", step=step)
-        assert theatre.controller.turns.members[job].leaving == leaving
+        assert theatre.controller.turns.tenants[job].leaving == leaving
 
 
 def test_iterations_are_counted_with_their_waiting(theatre: Theatre) -> None:

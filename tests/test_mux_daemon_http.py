@@ -114,7 +114,7 @@ def test_a_job_that_cannot_be_read_is_set_aside_and_the_others_go_on(site: Site)
     theatre.store.save([record], theatre.controller.facts())
     controller = theatre.open()
     assert list(controller.jobs) == [other] and list(controller.admission.state.home) == [other]
-    assert list(controller.turns.members) == [other]
+    assert list(controller.turns.tenants) == [other]
     (said,) = controller.set_aside.values()
     assert broken in said and "slo" in said and str(theatre.store.path) in said
     site.desk.controller = controller

@@ -14,10 +14,12 @@ from rollweave.mux.daemon.records import JobRecord, PhaseTimes
 from rollweave.mux.decisions.invariants import PlanError, check_state
 from rollweave.mux.decisions.plan import Plan, PlanStep, apply
 from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.decisions.seats import node_names, seat_in, seats_of
 from rollweave.mux.model.group import CoGroup
 from rollweave.mux.model.job import JobProfile, MuxJob
 from rollweave.mux.model.state import ClusterState, rollout_pool, train_pool
-from rollweave.mux.permits import Node, Seat, SharedPool
+from rollweave.mux.permits import Node, Seat
+from rollweave.pipelines.permits import SharedPool
 
 
 class NeverFits(RollweaveError):
@@ -84,22 +86,16 @@ class Admission:
     # ------------------------------------------------------------------------------------------------- seats
 
     def seat(self, job: str) -> Seat:
-        group = self.state.group_of(job)
-        order = list(group.order or group.jobs)
-        nodes: dict[SharedPool, tuple[Node, ...]] = {
-            "rollout": tuple(f"rollout-{number}" for number in group.pins[job]),
-            "train": tuple(f"train-{number}" for number in group.train_nodes),
-        }
-        return Seat(nodes, order.index(job), group.mode)
+        return seat_in(self.state.group_of(job), job)
 
     def seats(self) -> dict[str, Seat]:
-        return {job: self.seat(job) for job in self.state.home}
+        return seats_of(self.state)
 
     def quietest(self, pool: SharedPool, count: int) -> tuple[Node, ...]:
         """Nodes for a job that has no seat yet: those with the least planned work."""
         nodes = range(self.rollout_nodes if pool == "rollout" else self.train_nodes)
         chosen = sorted(nodes, key=lambda node: (self._load(pool, node), node))[:count]
-        return tuple(f"{pool}-{number}" for number in sorted(chosen))
+        return node_names(pool, tuple(sorted(chosen)))
 
     def cores(self, nodes: tuple[Node, ...], available: tuple[int, ...]) -> tuple[int, ...]:
         """The core that stands for each node; with fewer cores than nodes, neighbours share."""

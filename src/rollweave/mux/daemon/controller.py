@@ -18,7 +18,8 @@ from rollweave.mux.daemon.records import Ending, JobRecord, PhaseTimes, check_sl
 from rollweave.mux.daemon.store import Store, StoreError
 from rollweave.mux.decisions.invariants import PlanError
 from rollweave.mux.model.job import ProfileError
-from rollweave.mux.permits import Node, Permit, PermitTable, SharedPool, StalePermit
+from rollweave.mux.permits import Node, Permit, PermitTable, StalePermit
+from rollweave.pipelines.permits import SharedPool
 from rollweave.runtimes.machine import Process
 
 Wanted = Literal["start", "rollout", "train"]
@@ -162,7 +163,7 @@ class Controller:
     def awaited(self, job: str, attempt: int, epoch: int, keep: int) -> bool:
         """Whether somebody could begin if this turn kept so many nodes only."""
         self._current(job, attempt)
-        return self.turns.awaited(job, epoch, keep, self._now())
+        return self.turns.is_awaited(job, epoch, keep, self._now())
 
     def narrow(self, job: str, attempt: int, epoch: int, keep: int) -> Permit:
         """A rollout of which little is left goes on on fewer nodes."""
@@ -176,7 +177,7 @@ class Controller:
     def widened(self, job: str, attempt: int, epoch: int) -> Permit | None:
         """The permit once it has all its nodes."""
         self._current(job, attempt)
-        permit = self.turns.valid(job, epoch)
+        permit = self.turns.check(job, epoch)
         return None if permit.owed else permit
 
     def profiled(self, job: str, attempt: int, measured: PhaseTimes, memory_gb: float) -> None:
@@ -230,13 +231,13 @@ class Controller:
         pool: SharedPool = "rollout" if ask.wanted == "rollout" else "train"
         if not visit:
             seat = self.admission.seat(record.id)
-            if record.id not in self.turns.members:
+            if record.id not in self.turns.tenants:
                 self.turns.join(record.id, seat)
             nodes = seat.nodes[pool]
             if pool == "rollout":
                 self._count_iteration(record)
-            else:
-                self.turns.members[record.id].leaving = ask.step + 1 >= record.steps
+            elif ask.step + 1 >= record.steps:
+                self.turns.leave_after_this_lap(record.id)
         else:
             nodes = self._nodes_to_visit(record, pool)
         alone_for = self._longest_phase() if ask.wanted == "start" else None
@@ -244,7 +245,7 @@ class Controller:
 
     def _longest_phase(self) -> float | None:
         """How long a start may keep others waiting; None while there are no others."""
-        placed = [job.profile for job in self.jobs.values() if job.id in self.turns.members and job.profile]
+        placed = [job.profile for job in self.jobs.values() if job.id in self.turns.tenants and job.profile]
         return max((max(profile.t_roll, profile.t_train) for profile in placed), default=None)
 
     def _nodes_to_visit(self, record: JobRecord, pool: SharedPool) -> tuple[Node, ...]:

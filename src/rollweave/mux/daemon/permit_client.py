@@ -22,8 +22,8 @@ from rollweave.clock import Clock
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.controller import Wanted
 from rollweave.mux.daemon.store import NoDaemon, StateFolder
-from rollweave.mux.permits import SharedPool, StalePermit
-from rollweave.pipelines.permits import MakePermits, alone
+from rollweave.mux.permits import StalePermit
+from rollweave.pipelines.permits import MakePermits, SharedPool, alone
 from rollweave.runtimes.machine import pause, use_cores, wall_time
 
 POLL_SECONDS = 20.0
