@@ -322,7 +322,7 @@ def test_generated_is_trained_and_wasted_and_in_flight(pipeline: dict[str, Any])
     booked = total(result, "tokens/trained") + total(result, "tokens/wasted/")
     assert total(result, "tokens/generated") == booked + int(last["tokens/in_flight"])  # type: ignore[arg-type]
     assert total(result, "tokens/wasted/lost") == sum(witness.redrawn.values())
-    open_attempts = result.parts.scheduler.ledger.open_attempts
+    open_attempts = result.loop.scheduler.ledger.open_attempts
     held = sum(len(one.tokens) for id, one in witness.answered.items() if id.split("#")[0] in open_attempts)
     assert last["tokens/in_flight"] == held + sum(witness.abandoned.values())  # cut off when the world ended
 

@@ -28,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Stands in for what the commands call, and writes down how it is called."""
     made: list[Any] = []
 
-    def train_job(job: Job, out: Path | None, resume: bool = False) -> Path:
+    def train_job(job: Job, out: Path | None, resume: bool = False, permits: object = None) -> Path:
         made.append((job, out, resume) if resume else (job, out))
         return out or Path("runs/x")
 

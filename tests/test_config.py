@@ -9,9 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tools.reference import markdown
 
+from rollweave.config.control import RollArtPipeline, SyncPipeline
 from rollweave.config.document import dump, parse
 from rollweave.config.environments import PromptsConfig, PythonEnvironmentConfig
-from rollweave.config.job import InlineRuntime, Job, LocalModel, RayRuntime, RollArtPipeline, SyncPipeline, TinyModel
+from rollweave.config.job import InlineRuntime, Job, LocalModel, RayRuntime, TinyModel
 from rollweave.config.load import dump_job, load_job, parse_job
 from rollweave.errors import ConfigError
 

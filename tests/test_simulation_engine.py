@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollweave.clock import Clock, run_virtual
+from rollweave.config.control import InFlight
 from rollweave.config.hardware import DEVICES, Constants
-from rollweave.config.job import InFlight
 from rollweave.config.models import MODELS
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
@@ -152,20 +152,6 @@ async def started(answer: Awaitable[Completion], clock: Clock) -> asyncio.Future
     return task
 
 
-def test_an_aborted_request_returns_what_it_has() -> None:
-    async def main(clock: Clock) -> tuple[Completion, int]:
-        engine = GpuEngine(clock, costs())
-        task = await started(engine.generate(request("a", 100, 1000)), clock)
-        await clock.sleep(1.0)
-        engine.abort("a")
-        return await task, (await engine.stats()).sampled_tokens
-
-    completion, sampled = drive(main)
-    assert completion.finish == "aborted"
-    assert 50 < tokens(completion) < 300
-    assert sampled == tokens(completion)
-
-
 def test_a_request_that_nobody_waits_for_leaves_the_batch_and_its_tokens_count_as_sampled() -> None:
     async def main(clock: Clock) -> tuple[float, int, int]:
         engine = GpuEngine(clock, costs())
@@ -185,14 +171,6 @@ def test_a_request_that_nobody_waits_for_leaves_the_batch_and_its_tokens_count_a
     assert seconds == pytest.approx(Stepping(alone, [Asked(0, 100, 100)]).run()[0], abs=alone.fixed(2) * 1.5)
 
 
-def test_a_limit_cuts_an_answer() -> None:
-    async def main(clock: Clock) -> Completion:
-        return await GpuEngine(clock, costs()).generate(request("a", 10, 100, max_tokens=7))
-
-    completion = drive(main)
-    assert (completion.finish, tokens(completion)) == ("length", 7)
-
-
 async def update(engine: GpuEngine, version: int) -> None:
     await engine.prepare(version)
     await engine.suspend()
@@ -201,7 +179,7 @@ async def update(engine: GpuEngine, version: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["recompute", "keep", "restart_turn"])
-def test_an_update_splits_the_spans_as_its_mode_says(mode: InFlight) -> None:
+def test_only_recomputing_costs_the_whole_context_again(mode: InFlight) -> None:
     async def main(clock: Clock) -> tuple[Completion, Any]:
         engine = GpuEngine(clock, costs(), in_flight=mode)
         task = await started(engine.generate(request("a", 2000, 400)), clock)
@@ -210,14 +188,7 @@ def test_an_update_splits_the_spans_as_its_mode_says(mode: InFlight) -> None:
         return await task, await engine.stats()
 
     completion, stats = drive(main)
-    assert tokens(completion) == 400
-    if mode == "restart_turn":
-        assert versions(completion) == [(1, 400)]
-        assert stats.restarted_tokens > 0 and stats.sampled_tokens == 400 + stats.restarted_tokens
-        return
-    (old, before), (new, after) = versions(completion)
-    assert (old, new) == (0, 1) and before > 50 and after > 50
-    assert [span.kv_version for span in completion.spans] == [None, 0 if mode == "keep" else None]
+    before = len(completion.spans[0].tokens)
     assert (stats.recompute_seconds > 0) == (mode == "recompute")
     assert stats.recomputed_tokens == (2000 + before if mode == "recompute" else 0)
 

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from rollweave.cli.main import app
 from rollweave.clock import Waiting
-from rollweave.engines.protocol import EngineStats
 from rollweave.errors import RunFolderError
 from rollweave.observability.accounting import Accountant
 from rollweave.observability.events import Event
@@ -140,7 +139,7 @@ def test_the_board_says_where_the_time_went(tmp_path: Path):
     made = board(tmp_path, world)
     for second in range(30, 91):
         world.time = float(second)
-        made.update(world.waits(), [EngineStats(busy_seconds=(second - 30) / 4)])
+        made.update(world.waits(), 1, {"generate": (second - 30) / 4})
     written = json.loads((tmp_path / "status.json").read_text())
     pools = written["last_minute"]["pools"]
     assert pools["engine"] == {"generate": pytest.approx(0.25)}
@@ -155,9 +154,9 @@ def write_status(folder: Path, pid: int, host: str | None = None, wall: float = 
     world = World()
     world.time = 71.0
     made = board(folder, world, wall)
-    made.update(world.waits(), [EngineStats()])
+    made.update(world.waits(), 1, {})
     world.time = 72.0
-    made.update(world.waits(), [EngineStats(busy_seconds=0.5)])
+    made.update(world.waits(), 1, {"generate": 0.5})
     (folder / "lock").write_text(json.dumps({"pid": pid, "host": host or socket.gethostname()}))
 
 

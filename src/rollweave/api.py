@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
 from rollweave.errors import ConfigError
 from rollweave.observability.metrics import read_metrics
 from rollweave.rewards.scorer import NamedReward
-from rollweave.runs.train import Given, train_job
+from rollweave.runs.train import train_job
 from rollweave.training.checkpoint import newest
 
 Reward = str | Callable[..., Any]
@@ -78,11 +79,15 @@ def train(
         "rewards": [{"function": name} for name in rewards if isinstance(name, str)],
     }
     job = parse_job(json.dumps(document), "rollweave.train(...)", Path.cwd())
-    given = Given(
+    start = partial(
+        train_job,
+        job,
+        Path(out) if out else None,
+        resume,
         environments=EnvironmentFactory({"python": ObjectMaker(env)}) if callable(env) else None,
         rewards=tuple(NamedReward(f.__name__, f, 1.0, f.__qualname__) for f in rewards if callable(f)),
     )
-    return Run(_outside_any_loop(lambda: train_job(job, Path(out) if out else None, given, resume)))
+    return Run(_outside_any_loop(start))
 
 
 def _environment(env: Any) -> Any:

@@ -17,8 +17,9 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from rollweave.config.base import Section
+from rollweave.config.control import RollArtPipeline
 from rollweave.config.document import Document, dump, parse
-from rollweave.config.job import Job, RollArtPipeline
+from rollweave.config.job import Job
 from rollweave.config.overrides import apply_overrides
 from rollweave.config.problems import explain, show
 from rollweave.errors import ConfigError, RunFolderError

@@ -19,16 +19,18 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rollweave.config.base import Section
 from rollweave.config.cluster import ClusterConfig
-from rollweave.config.hardware import Constants, NonNegative
-from rollweave.config.job import (
+from rollweave.config.control import (
+    ControlConfig,
     Deadlines,
-    Job,
     PipelineConfig,
     RollArtPipeline,
     RolloutConfig,
     SamplingConfig,
     WeightsConfig,
+    check_sync_point,
+    staleness_bound,
 )
+from rollweave.config.hardware import Constants, NonNegative
 from rollweave.config.load import load_file
 from rollweave.config.models import MODELS, ModelSpec
 from rollweave.config.workload import Distribution, WorkloadConfig, constant
@@ -126,33 +128,24 @@ class Scenario(Section):
 
     @property
     def alpha(self) -> float:
-        return 1.0 if self.pipeline.type == "one_off" else float(getattr(self.pipeline, "alpha", 0.0))
+        return staleness_bound(self.pipeline)
 
-    def job(self, **changes: object) -> Job:
-        """The job whose control plane is driven. Of it the simulation needs no model, environment or loss."""
-        rollout = {**self.rollout.model_dump(), "environments": self.environments}
-        return Job.model_validate(
-            {
-                "name": self.name,
-                "seed": self.seed,
-                "model": {"type": "tiny"},
-                "environment": {"type": "frozen_lake"},
-                "rollout": rollout,
-                "pipeline": self.pipeline.model_dump(),
-                "weights": self.weights.model_dump(),
-                "training": {
-                    "steps": self.steps,
-                    "loss": {"denominator": "behaviour"},
-                    "advantage": {"type": "grpo" if self.rollout.group_size > 1 else "reinforce++"},
-                },
-                "evaluation": {"every": 0},
-                "checkpoint": {"every": 0},
-                **changes,
-            }
+    @property
+    def control(self) -> ControlConfig:
+        """The part that drives the control plane, which is the same as a job's."""
+        rollout = RolloutConfig.model_validate({**self.rollout.model_dump(), "environments": self.environments})
+        return ControlConfig(
+            name=self.name,
+            seed=self.seed,
+            steps=self.steps,
+            rollout=rollout,
+            pipeline=self.pipeline,
+            weights=self.weights,
         )
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Scenario:
+        check_sync_point(self.pipeline)
         known = {*MODELS, *(model.name for model in self.models)}
         for name in (self.model, self.judge.model):
             if name not in known:

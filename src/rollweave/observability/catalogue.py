@@ -83,7 +83,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("time/sync_exposed", "s", "The part of it that the loop had to wait for."),
         Metric("time/recompute", "s", "Engines computing KV caches again after a weight update; overlaps the others."),
         Metric("time/eval", "s", "Evaluation on held-out tasks."),
-        Metric("time/turn", "s", "Waiting for a turn on a pool that is shared with other jobs."),
+        Metric("time/permit", "s", "Waiting for a permit on a pool that is shared with other jobs."),
         Metric("idle/<pool>", "share", "Share of the step in which a pool had nothing to do: engine, trainer, "
                "environments (slots without an episode); get_batch: the share in which the loop waited for data."),
     ),

@@ -22,11 +22,11 @@ STYLES = {
 
 COLOURS = {
     "generate": "green", "train": "green", "step": "blue", "reset": "magenta", "reward": "cyan", "get_batch": "yellow",
-    "sync_exposed": "red", "recompute": "cyan", "eval": "magenta", "save": "blue", "close": "white", "turn": "yellow",
+    "sync_exposed": "red", "recompute": "cyan", "eval": "magenta", "save": "blue", "close": "white", "permit": "yellow",
     "between calls": "white",
 }  # fmt: skip
 
-NAMES = {"get_batch": "wait for data", "sync_exposed": "weight sync", "eval": "evaluation", "turn": "wait for turn"}
+NAMES = {"get_batch": "wait for data", "sync_exposed": "weight sync", "eval": "evaluation", "permit": "wait for permit"}
 
 LABEL = 14
 """Characters before a bar."""

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollweave.config.control import RollArtPipeline, SyncPlusPipeline
 from rollweave.config.document import dump
 from rollweave.config.environments import EnvironmentConfig, MixtureConfig
 from rollweave.config.hardware import DEVICES, Device, HostTimes, Measured, Observed, WeightTimes
-from rollweave.config.job import InlineRuntime, Job, RollArtPipeline, SyncPlusPipeline
+from rollweave.config.job import InlineRuntime, Job
 from rollweave.config.load import load_file
 from rollweave.config.models import ModelSpec
 from rollweave.config.scenario import Scenario

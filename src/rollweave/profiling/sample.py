@@ -17,11 +17,12 @@ from rollweave.config.hardware import Observed
 from rollweave.config.job import Job
 from rollweave.engines.protocol import Engine
 from rollweave.environments.registry import source
+from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import MemoryRecorder
-from rollweave.pipelines.assemble import Listeners, assemble, pipeline
+from rollweave.pipelines.assemble import assemble
 from rollweave.pipelines.journal import MetricsRow
-from rollweave.runs.session import start_machinery
-from rollweave.runtimes.blueprint import Blueprint
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.runtimes.blueprint import Blueprint, start_runtime
 from rollweave.trajectory import Trajectory
 
 QUESTIONS = 20
@@ -68,18 +69,27 @@ async def _run(job: Job, blueprint: Blueprint, steps: int, folder: Path, clock: 
     recorder = MemoryRecorder(clock.now)
     rows: list[MetricsRow] = []
     trajectories: list[Trajectory] = []
-    listeners = Listeners(
-        recorder,
-        on_row=[lambda step, row: rows.append(row)],
-        on_trajectories=[lambda step, batch: trajectories.extend(batch)],
-    )
     stop_tokens = ChatFormat.of(blueprint.policy).stop_tokens
     tasks = source(job.environment, job.seed, Path())
-    async with start_machinery(blueprint, clock, folder, recorder) as machinery:
-        parts = assemble(job, machinery, tasks, stop_tokens, folder, clock, listeners)
-        await pipeline(job)(parts, 0, SKIPPED + steps)
-        round_trip = await _round_trip(machinery.engines[0], clock)
-        parts.scheduler.close()
+    control = job.control.model_copy(update={"steps": SKIPPED + steps})
+    fleet, dispatcher = Fleet(), Dispatcher(job.rollout.scheduling)
+    async with start_runtime(blueprint, fleet, dispatcher, clock, folder, recorder) as trainer:
+        drive = assemble(
+            control,
+            fleet,
+            dispatcher,
+            trainer,
+            tasks,
+            stop_tokens,
+            folder,
+            clock,
+            recorder,
+            on_row=[lambda step, row: rows.append(row)],
+            on_trajectories=[lambda step, batch: trajectories.extend(batch)],
+        )
+        await drive.advance()
+        round_trip = await _round_trip(fleet.serving()[0].engine, clock)
+        drive.loop.scheduler.close()
     return Sample(
         _steady(rows),
         trajectories,

@@ -14,8 +14,10 @@ from rollweave.config.job import Job
 from rollweave.config.load import load_job, parse_job
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import ConfigError, first_cause
+from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import Recorder
 from rollweave.pipelines.assemble import greedy
+from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.evaluation import Evaluation, Evaluator
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.training.checkpoint import newest
@@ -68,11 +70,12 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
     held_out = source(job.environment, job.seed, Path()).held_out(tasks)
     if not held_out:
         raise ConfigError("environment: no tasks are held out; set environment.held_out above 0")
-    sampling = greedy(job, ChatFormat.of(policy).stop_tokens)
-    async with start_players(blueprint, clock, MemoryStore()) as players:
+    sampling = greedy(job.rollout.sampling, ChatFormat.of(policy).stop_tokens)
+    dispatcher = Dispatcher(job.rollout.scheduling)
+    async with start_players(blueprint, Fleet(), dispatcher, clock, MemoryStore()):
         recorder, rollout = Recorder(clock.now), job.rollout
         evaluator = Evaluator(
-            held_out, sampling, players.dispatcher, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
+            held_out, sampling, dispatcher, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
         )
         evaluator.start(0)
         evaluation = await evaluator.result()

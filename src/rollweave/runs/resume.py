@@ -8,18 +8,17 @@ one), is set aside, and the one before it is used. Without any, the run starts a
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from rollweave.config.job import Job
 from rollweave.errors import ConfigError
 from rollweave.observability import jsonl
-from rollweave.rollout.state import SchedulerState
+from rollweave.pipelines.checkpoints import DriverState, LogMark
 from rollweave.runs.folder import RunFolder
 from rollweave.training import checkpoint
 
@@ -33,36 +32,6 @@ MAY_CHANGE = (
     *("rollout.max_retries", "rollout.retry_backoff", "rollout.scheduling", "rollout.concurrency"),
 )
 """What may differ between a run and its continuation: how long, where and how fast, not what is learnt from what."""
-
-
-@dataclass(slots=True)
-class LogMark:
-    """How far a log had been written, and its last line, which tells whether the file is still the same."""
-
-    size: int = 0
-    last: str = ""
-
-
-@dataclass(slots=True)
-class DriverState:
-    """`state/driver.json` of a checkpoint."""
-
-    scheduler: SchedulerState = field(default_factory=SchedulerState)
-    elapsed: float = 0.0
-    logs: dict[str, LogMark] = field(default_factory=dict)
-    job: dict[str, Any] = field(default_factory=dict)
-    """The job it was saved under, as in config.yaml: that file may have changed since."""
-
-    def dump(self) -> str:
-        """Exact: floats as Python writes them, infinities too. What JSON has no word for, in a user's data, as text."""
-        return json.dumps(_STATE.dump_python(self, mode="json", fallback=str))
-
-    @classmethod
-    def load(cls, text: str) -> DriverState:
-        return _STATE.validate_python(json.loads(text))
-
-
-_STATE = TypeAdapter(DriverState)
 
 
 @dataclass(slots=True)

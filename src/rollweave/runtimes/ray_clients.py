@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rollweave.clock import Clock
-from rollweave.config.job import Deadlines
+from rollweave.config.control import Deadlines
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.errors import WorkerDied, first_cause
 from rollweave.fleet.fleet import LifetimeStats

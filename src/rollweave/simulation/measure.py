@@ -7,8 +7,8 @@ from statistics import fmean, pstdev
 
 from rollweave.clock import Clock
 from rollweave.config.cluster import GENERATES, Pool
-from rollweave.config.job import Job
 from rollweave.config.scenario import Scenario
+from rollweave.fleet.fleet import EngineId, Fleet
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.meters import CAUSES
 from rollweave.pipelines.journal import MetricsRow
@@ -24,7 +24,8 @@ class _Mark:
     """Counters at one moment."""
 
     time: float = 0.0
-    engines: list[float] = field(default_factory=list)
+    engines: dict[EngineId, float] = field(default_factory=dict)
+    """Busy seconds of each."""
     trainer: float = 0.0
     judge_busy: float = 0.0
     judge_paid: float = 0.0
@@ -32,16 +33,16 @@ class _Mark:
 
 
 class SimulationMeter:
-    def __init__(self, scenario: Scenario, job: Job, machines: Machines, clock: Clock) -> None:
+    def __init__(self, scenario: Scenario, fleet: Fleet, machines: Machines, clock: Clock) -> None:
         self._scenario = scenario
-        self._job = job
+        self._fleet = fleet
         self._machines = machines
         self._clock = clock
         self._rows: list[MetricsRow] = []
         self._tokens: list[int] = []
         self._turns = self._trajectories = 0
         self._longest = 0.0
-        self._start = _Mark(engines=[0.0] * len(machines.engines))
+        self._start = _Mark()
 
     def row(self, step: int, row: MetricsRow) -> None:
         self._rows.append({"step": step, **row})
@@ -67,8 +68,8 @@ class SimulationMeter:
         return SimulationResult(
             name=scenario.name,
             seed=scenario.seed,
-            pipeline=self._job.pipeline.type,
-            alpha=self._job.alpha,
+            pipeline=scenario.pipeline.type,
+            alpha=scenario.alpha,
             devices=sum(pool.count for pool in scenario.cluster.pools),
             steps=len(self._rows),
             seconds=end.time,
@@ -105,7 +106,7 @@ class SimulationMeter:
         judge = machines.judge.use() if machines.judge else None
         return _Mark(
             self._clock.now(),
-            [engine.busy_seconds() for engine in machines.engines],
+            dict(zip(self._fleet.entries, (engine.busy_seconds() for engine in machines.engines), strict=True)),
             machines.core.busy_seconds,
             judge.busy if judge else 0.0,
             judge.paid if judge else 0.0,
@@ -119,8 +120,8 @@ class SimulationMeter:
         if pool.role == "prefill":
             busy = (end.prefill - start.prefill) / pool.workers
         elif pool.role in GENERATES:
-            mine = [n for n, owner in enumerate(self._machines.pools) if owner is pool]
-            busy = fmean(end.engines[n] - start.engines[n] for n in mine)
+            mine = [entry.id for entry in self._fleet.entries.values() if entry.pool == pool.name]
+            busy = fmean(end.engines[id] - start.engines.get(id, 0.0) for id in mine)
         if pool.role in ("train", "colocated"):
             busy += end.trainer - start.trainer
         if pool.role == "reward":

@@ -27,11 +27,12 @@ from typing import Any
 from rollweave.clock import Clock, collect_rarely, run_virtual
 from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
+from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import Recorder, Sink
-from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
+from rollweave.pipelines.assemble import assemble
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
-from rollweave.simulation.faults import Outage, suffer
+from rollweave.simulation.faults import Outage, see_every_failure, suffer
 from rollweave.simulation.hardware.judge import Judge
 from rollweave.simulation.hardware.machines import Machines, build, stage
 from rollweave.simulation.measure import SimulationMeter
@@ -39,7 +40,6 @@ from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.workloads.episode import DrawnWorkload, Workload
 from rollweave.simulation.workloads.presets import resolve
 from rollweave.simulation.workloads.recorded import RecordedWorkload
-from rollweave.simulation.world.world import _see_every_failure
 
 CHECKPOINTS = Path("modelled")
 """Nothing is written there."""
@@ -68,33 +68,37 @@ async def run(
     every_turn: bool = False,
 ) -> SimulationResult:
     """The same on a loop that is shared: several jobs at once, and perhaps one judge for all of them."""
-    job = scenario.job()
+    control = scenario.control
     workload = make_workload(scenario)
     recorder = Recorder(clock.now, sinks)
-    machines = build(scenario, job, clock, judge, recorder if every_turn else None)
-    dispatcher = Dispatcher(job.rollout.scheduling)
+    fleet, dispatcher = Fleet(), Dispatcher(control.rollout.scheduling)
+    machines = build(scenario, control, fleet, clock, judge, recorder if every_turn else None)
     host: EnvHost
-    link = dispatcher.attach(lambda packet: host.link.receive(packet), job.rollout.slots)
-    host = EnvHost(stage(scenario, job, machines, workload, clock), link.receive)
-    measure = SimulationMeter(scenario, job, machines, clock)
-    parts = assemble(
-        job,
-        Machinery(machines.engines, machines.trainer, dispatcher),
+    link = dispatcher.attach(lambda packet: host.link.receive(packet), control.rollout.slots)
+    host = EnvHost(stage(scenario, control, fleet, machines, workload, clock), link.receive)
+    measure = SimulationMeter(scenario, fleet, machines, clock)
+    drive = assemble(
+        control,
+        fleet,
+        dispatcher,
+        machines.trainer,
         workload.source,
         (),
         CHECKPOINTS,
         clock,
-        Listeners(recorder, on_row=[measure.row], on_trajectories=[measure.trajectories]),
+        recorder,
+        on_row=[measure.row],
+        on_trajectories=[measure.trajectories],
     )
     async with asyncio.TaskGroup() as tasks:
-        _see_every_failure(tasks)
+        see_every_failure(tasks)
         playing = tasks.create_task(host.run(), name="host")
         trouble = tasks.create_task(_outages(scenario, machines, clock, tasks), name="outages")
-        await pipeline(job)(parts, 0, scenario.steps)
+        await drive.advance()
         trouble.cancel()
         playing.cancel()
-    parts.scheduler.ledger.check()
-    return measure.outcome(parts.weights)
+    drive.loop.scheduler.ledger.check()
+    return measure.outcome(drive.loop.weights)
 
 
 def make_workload(scenario: Scenario) -> Workload:

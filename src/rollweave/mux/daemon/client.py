@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx2
 
-from rollweave.config.job import InlineRuntime, Job, SyncPipeline, SyncPlusPipeline
+from rollweave.config.control import SyncPipeline, SyncPlusPipeline
+from rollweave.config.job import InlineRuntime, Job
 from rollweave.config.load import dump_job, load_job
 from rollweave.errors import ConfigError, RollweaveError
 from rollweave.mux.daemon.records import check_slo

@@ -28,7 +28,7 @@ PHASES = {
     "train": "training",
     "sync_exposed": "weight sync",
     "eval": "evaluation",
-    "turn": "waiting for a turn",
+    "permit": "waiting for a permit",
 }
 """What the trainer's loop does one after the other; recomputation overlaps it and is left out."""
 

@@ -22,7 +22,7 @@ from collections import deque
 from math import ceil, floor, sqrt
 from typing import NamedTuple
 
-from rollweave.config.job import InFlight
+from rollweave.config.control import InFlight
 from rollweave.engines.protocol import EngineStats, Sampling
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.hardware.answer import GpuAnswer, Versions

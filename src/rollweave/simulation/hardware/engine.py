@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rollweave.clock import Clock
-from rollweave.config.job import InFlight
+from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.observability.events import Emitter
 from rollweave.seeds import generator
@@ -31,7 +31,7 @@ from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.hardware.answer import GpuAnswer
 from rollweave.simulation.hardware.batch import ContinuousBatch, IdleCaches
 from rollweave.simulation.hardware.environment import Script
-from rollweave.simulation.world.engine import SyncModel, simulated_fingerprint
+from rollweave.simulation.world.engine import SyncModel, refuse_unprepared, simulated_fingerprint
 from rollweave.weights.buckets import Fingerprint
 
 
@@ -99,6 +99,8 @@ class GpuEngine:
         self._standing = False
         """Suspended or dead."""
         self._suspensions = 0
+        self._staged: int | None = None
+        """Prepared, not yet committed."""
         self._alive = asyncio.Event()
         self._alive.set()
 
@@ -142,12 +144,15 @@ class GpuEngine:
         await self._alive.wait()
         await self._clock.sleep(self._sync.prepare(generator(self._number, "prepare", version)))
         await self._alive.wait()  # a successor stages it again, in no time
+        self._staged = version
         return simulated_fingerprint(version)
 
     async def commit(self, version: int) -> None:
+        refuse_unprepared(version, self._staged)
         await self._alive.wait()
         await self._clock.sleep(self._sync.commit(generator(self._number, "commit", version)))
         await self._alive.wait()
+        self._staged = None
         self._batch.versions.change(self._batch.step, version)
         if self._in_flight == "restart_turn":
             self._batch.restart_all()
