@@ -1,4 +1,4 @@
-"""`rollweave mux`: many jobs on two pools, in simulation. The real thing is `rollweave cluster`."""
+"""`rollweave mux`: many jobs on two pools, in simulation. On real cores: `rollweave daemon`."""
 
 from __future__ import annotations
 

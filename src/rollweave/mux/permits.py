@@ -3,7 +3,7 @@
 A job computes only with a *permit* on every node that its phase needs (a gang). Asking and granting are separate: a
 request waits in the `PermitTable` until the rules allow it, and a permit that is handed back makes room for the next
 one. The daemon drives the table with real processes, the phase-by-phase replay (mux/simulation/phases.py) with
-simulated time; there is no other code that decides who is next.
+simulated time; no other code decides which job is next.
 
 `rr`     The jobs of a co-group use its nodes in a fixed cyclic order, the same on all nodes. Once through the order
          is a *lap*. Every job counts its laps in each pool; the smallest (lap, rank) among the jobs of a node is next,

@@ -1,4 +1,4 @@
-"""The scheduler of mux/ at work on real nodes: translates records to profiles, and plans to seats.
+"""Lets the scheduler of mux/ work on real nodes: translates records to profiles, and placements to seats.
 
 On this machine a node is a core: rollout nodes are the first cores, train nodes the ones after them.
 """
@@ -42,12 +42,12 @@ class Admission:
     # --------------------------------------------------------------------------------------------- decisions
 
     def check_fits(self, n_roll: int, n_train: int, memory_gb: float = 0.0) -> None:
-        """Refuse what no amount of waiting would help."""
+        """Refuse a job that would not fit if it were alone, however long it waits."""
         if n_roll > self.rollout_nodes or n_train > self.train_nodes:
             raise NeverFits(
-                f"the job asks for {n_roll} rollout and {n_train} train nodes, but this cluster has "
+                f"the job asks for {n_roll} rollout and {n_train} train nodes, but this daemon has "
                 f"{self.rollout_nodes} and {self.train_nodes}: ask for fewer (--rollout-nodes, --train-nodes), or "
-                "start the cluster with more"
+                "start the daemon with more"
             )
         if memory_gb >= self.host_gb / 2:
             raise NeverFits(
@@ -56,7 +56,7 @@ class Admission:
             )
 
     def arrive(self, record: JobRecord, now: float) -> tuple[bool, list[str]]:
-        """Place a job if anybody can take it; what was considered, a line each, the outcome first."""
+        """Place a job if a group or free nodes can take it. Returns what was considered, the outcome first."""
         job = _job(record)
         plan = self.scheduler.arrive(self.state, job, now)
         try:
@@ -66,7 +66,7 @@ class Admission:
         return job.id in self.state.home, plan.explain().splitlines()
 
     def depart(self, job: str, now: float) -> None:
-        """It is gone, whatever the scheduler would like to do about it."""
+        """Take the job out of its group, also if the plan that the scheduler makes of it is refused."""
         plan = self.scheduler.depart(self.state, job, now)
         try:
             self.scheduler.apply(self.state, plan, now)
@@ -125,14 +125,14 @@ class Admission:
         return {**state, "groups": _named(state["groups"]), "limits": [self.rollout_nodes, self.train_nodes]}
 
     def restore(self, data: dict[str, Any] | None) -> None:
-        """To what `dump` wrote down; None: to nothing. Raises `PlanError` if that contradicts itself."""
+        """Go back to what `dump` wrote down; None: to nothing. Raises `PlanError` if that contradicts itself."""
         self.__post_init__()
         if data is None:
             return
         rollout, train = data["limits"]
         if (rollout, train) != (self.rollout_nodes, self.train_nodes) and data["home"]:
             raise NeverFits(
-                f"jobs are placed on {rollout} rollout and {train} train nodes; start the cluster with as many, or "
+                f"jobs are placed on {rollout} rollout and {train} train nodes; start the daemon with as many, or "
                 "cancel them first"
             )
         if data["home"]:

@@ -127,7 +127,7 @@ class Replay:
         return self.outcome
 
     def _step(self) -> bool:
-        """One event: the next departure if it comes first (its nodes are free for whoever arrives then)."""
+        """One event: the next departure if it comes first (its nodes are free for a job that arrives then)."""
         if self._over():
             return False
         leaver = min(self.state.jobs.values(), key=lambda job: job.finish_at(), default=None)
