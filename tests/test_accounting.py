@@ -234,7 +234,7 @@ def job(pipeline: dict[str, Any], steps: int = 3, **rollout: Any) -> Job:
             "environment": {"type": "frozen_lake"},
             "pipeline": pipeline,
             "rollout": numbers,
-            "training": {"steps": steps, "loss": {"denominator": "behaviour"}},
+            "training": {"steps": steps},
             "evaluation": {"every": 0},
         }
     )

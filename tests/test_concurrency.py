@@ -202,7 +202,7 @@ def test_a_job_that_asks_for_it_is_adapted_and_ends_as_usual() -> None:
             "model": {"type": "tiny"},
             "environment": {"type": "frozen_lake"},
             "rollout": numbers,
-            "training": {"steps": 4, "loss": {"denominator": "behaviour"}},
+            "training": {"steps": 4},
             "evaluation": {"every": 0},
         }
     )

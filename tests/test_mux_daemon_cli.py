@@ -69,8 +69,7 @@ def test_a_daemon_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str
 )
 def test_jobs_that_cannot_share(tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, words: str) -> None:
     (tmp_path / "job.yaml").write_text(JOB.replace("threads: 1", ""))
-    loss = ["training.loss.denominator=behaviour"]
-    said = refused(capsys, "submit", str(tmp_path / "job.yaml"), override, *loss, "--state", str(tmp_path / "state"))
+    said = refused(capsys, "submit", str(tmp_path / "job.yaml"), override, "--state", str(tmp_path / "state"))
     assert words in said
 
 
@@ -190,7 +189,7 @@ def test_a_job_that_cannot_be_profiled_says_why_and_is_not_tried_again(tmp_path:
     done("daemon", "start", *state)
     client = Client(StateFolder(tmp_path / "state"))
     try:
-        done("submit", str(tmp_path / "job.yaml"), "training.loss.denominator=behaviour", *state)
+        done("submit", str(tmp_path / "job.yaml"), *state)
         while (job := client.get("/jobs")[0])["state"] == "profiling":
             pause(0.1)
     finally:

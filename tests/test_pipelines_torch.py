@@ -34,7 +34,7 @@ def job(pipeline: dict[str, Any]) -> Job:
             "environment": {"type": "frozen_lake"},
             "pipeline": pipeline,
             "rollout": {"groups_per_step": 3, "group_size": 4, "environments": 7, "max_turns": 5},
-            "training": {"steps": STEPS, "learning_rate": 1e-3, "loss": {"denominator": "behaviour"}},
+            "training": {"steps": STEPS, "learning_rate": 1e-3},
             "evaluation": {"every": 0},
             "checkpoint": {"every": 0},
         }

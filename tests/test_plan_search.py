@@ -27,8 +27,8 @@ SMALL: dict[str, Any] = {
     "rollout": {"groups_per_step": 2, "group_size": 4},
     "offers": [{"device": "H800", "count": 4}, {"device": "H20", "count": 4}],
     "tensor_parallel": [1, 2],
-    "alphas": [0.0, 1.0],
-    "redundancies": [0.0],
+    "alpha": [0.0, 1.0],
+    "redundant_groups": [0.0],
 }
 
 CASES: dict[str, dict[str, Any]] = {
@@ -45,8 +45,8 @@ CASES: dict[str, dict[str, Any]] = {
             ]
         }
     },
-    "a budget": {"offers": [{"device": "H800"}, {"device": "H20"}], "budget": 25.0, "alphas": [1.0]},
-    "dollars": {"objective": "cost", "offers": [{"device": "A100", "count": 6}], "redundancies": [0.0, 0.5]},
+    "a budget": {"offers": [{"device": "H800"}, {"device": "H20"}], "budget": 25.0, "alpha": [1.0]},
+    "dollars": {"objective": "cost", "offers": [{"device": "A100", "count": 6}], "redundant_groups": [0.0, 0.5]},
 }
 
 
@@ -142,7 +142,7 @@ def test_the_cluster_it_writes_can_be_simulated(tmp_path: Path) -> None:
         json.dumps(
             {
                 "name": "plan",
-                "steps": STEPS,
+                "training": {"steps": STEPS},
                 "warmup": WARMUP,
                 **{key: SMALL[key] for key in ("model", "workload", "rollout")},
                 "pipeline": pipeline,

@@ -49,7 +49,6 @@ def job(pipeline: dict[str, Any], steps: int = 5, **sections: Any) -> Job:
                 "learning_rate": 1e-3,
                 "minibatches": 2,
                 "schedule": "cosine",
-                "loss": {"denominator": "behaviour"},
             },
             "runtime": {"type": "inline", "threads": 1},
             "evaluation": {"every": 2, "tasks": 3},

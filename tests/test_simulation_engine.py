@@ -23,12 +23,10 @@ from rollweave.simulation.hardware.environment import Script
 MODEL = MODELS["qwen3-8b"]
 
 
-def costs(
-    device: str = "H20", kv_tokens: int | None = None, max_batch: int | None = None, **constants: Any
-) -> EngineCosts:
+def costs(device: str = "H20", kv_tokens: int | None = None, slots: int | None = None, **constants: Any) -> EngineCosts:
     made = EngineCosts(MODEL, DEVICES[device], Constants(**constants))
     made.kv_tokens = kv_tokens or made.kv_tokens
-    made.max_batch = max_batch or made.max_batch
+    made.slots = slots or made.slots
     return made
 
 
@@ -69,7 +67,7 @@ class Stepping:
             if not running:
                 now = max(now, self.asked[waiting[0]].at)
             new, new_pairs = 0, 0.0
-            while waiting and self.asked[waiting[0]].at <= now + 1e-9 and len(running) < self.costs.max_batch:
+            while waiting and self.asked[waiting[0]].at <= now + 1e-9 and len(running) < self.costs.slots:
                 number = waiting.pop(0)
                 context = self.asked[number].context
                 running[number] = 0
@@ -111,9 +109,9 @@ work = st.lists(
 @given(work, st.sampled_from(["H20", "H800"]), st.sampled_from([1, 2, 256]))
 @settings(max_examples=150, deadline=None)
 def test_it_ends_every_request_when_an_engine_that_makes_every_step_would(
-    asked: list[Asked], device: str, max_batch: int
+    asked: list[Asked], device: str, slots: int
 ) -> None:
-    model = costs(device, max_batch=max_batch)
+    model = costs(device, slots=slots)
     ended = run_virtual(lambda clock: play(clock, GpuEngine(clock, model, prefix_cache=False), asked))
     expected = Stepping(model, asked).run()
     assert ended == pytest.approx(expected, abs=1e-6)

@@ -59,8 +59,6 @@ WORKER = "the inside of a worker, built on the way and used on the other walk"
 EXEMPT_ALWAYS = {
     "observability/": OBSERVER,
     "runs/logbook.py": OBSERVER,
-    "runs/session.py": OBSERVER,
-    "runs/session.py": OBSERVER,
     "pipelines/journal.py": OBSERVER,
     "training/diagnostics.py": OBSERVER,
     "clock.py": GROUND,

@@ -145,7 +145,7 @@ def check_import(names: KnownNames, match: re.Match[str]) -> Candidates | None:
 _DOTTED = r"[a-z_]\w*(?:\[\])?(?:\.\w+(?:\[\])?)+"
 KINDS: tuple[tuple[re.Pattern[str], Check], ...] = (
     (re.compile(r"(?P<path>[\w./-]*)::(?P<test>\w+)"), check_test),
-    (re.compile(r"(?P<path>[\w./-]+\.(?:py|md))(?::\d+)?"), check_path),
+    (re.compile(r"(?P<path>[\w./-]+\.(?:py|md|toml))(?::\d+)?"), check_path),
     (re.compile(r"(?P<path>[\w./-]+/[\w-]+\.(?:yaml|json|txt))"), check_path),
     (re.compile(r"(?P<path>[\w.-]+(?:/[\w.-]+)*/)"), check_path),
     (re.compile(r"(?:[\w/.]+/)?rollweave (?P<rest>.+)"), check_command),

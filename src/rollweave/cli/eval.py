@@ -9,7 +9,9 @@ import typer
 
 
 def evaluate(
-    target: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a model folder.")],
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="A run folder, a model folder or a model of the hub.")
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY.SUB=VALUE", help="Keys of the job to change, e.g. environment.size=8."),

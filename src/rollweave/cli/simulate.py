@@ -52,7 +52,7 @@ def plan(
     top: Annotated[int, typer.Option(min=1, help="Candidates to show.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Search device mix, train/rollout split, tensor parallelism, alpha and redundancy for a job."""
+    """Search device mix, train/rollout split, tensor parallelism, staleness bound (alpha) and redundancy for a job."""
     import json
 
     from rollweave.config.load import load_file

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -25,6 +25,7 @@ TRAINS = frozenset({"train", "colocated"})
 class Pool(Section):
     """Devices of one class that do the same work."""
 
+    renamed: ClassVar[dict[str, str]] = {"max_batch": "slots"}
     name: str
     device: str
     """A class of the catalogue (`H20`, `H800`, ...) or of `devices` in the same file."""
@@ -38,7 +39,7 @@ class Pool(Section):
     """US dollars per device and hour; none: the catalogue's."""
     tasks: tuple[str, ...] = ()
     """Tasks whose trajectories prefer this pool (hardware affinity); the others go where nobody is preferred."""
-    max_batch: PositiveInt | None = None
+    slots: PositiveInt | None = None
     """Requests an engine runs at once; none: the constants'."""
     kv_tokens: PositiveInt | None = None
     """Tokens of KV cache an engine holds; none: what the memory leaves beside the weights."""

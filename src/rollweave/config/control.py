@@ -111,7 +111,7 @@ class ArealPipeline(Section):
 
     type: Literal["areal"]
     alpha: Annotated[int, Field(ge=1)] = 1
-    """Versions an episode may be ahead when it starts."""
+    """The staleness bound (alpha) of an episode's start: versions it may be ahead then."""
     in_flight: InFlight = "recompute"
     """As for rollart."""
 
@@ -121,8 +121,8 @@ class RollArtPipeline(Section):
 
     type: Literal["rollart"]
     alpha: Annotated[float, Field(ge=0.0)] = 1.0
-    """The staleness bound: at train step n no trajectory has a token older than version n - alpha. With 1.5, up to
-    half of a batch may be 2 versions old."""
+    """The staleness bound (alpha): at train step n no trajectory has a token older than version n - alpha. With 1.5,
+    up to half of a batch may be 2 versions old."""
     policy: Literal["wait", "requeue", "drop"] = "wait"
     """What happens to running work that would exceed the bound: the step waits for it, it is played again, or its
     task is dropped. Only `wait` wastes nothing."""
@@ -183,8 +183,9 @@ def check_sync_point(pipeline: PipelineConfig) -> None:
     """Refuses an order of batch and update in which a step could never begin."""
     if isinstance(pipeline, RollArtPipeline) and pipeline.alpha < 1 and pipeline.sync_point == "after_batch":
         raise ValueError(
-            f"pipeline.sync_point=after_batch needs pipeline.alpha of 1 or more, not {pipeline.alpha:g}: the batch "
-            "of a step would have to come from weights that the engines only get after it"
+            f"pipeline.sync_point=after_batch needs a staleness bound (alpha) of 1 or more, not {pipeline.alpha:g}: "
+            "the batch of a step would have to come from weights that the engines only get after it; raise "
+            "pipeline.alpha or use before_batch"
         )
 
 

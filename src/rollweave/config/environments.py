@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from rollweave.config.base import Section
+from rollweave.config.base import PlainText, Section
 from rollweave.config.overrides import FileName, Target
 
 
@@ -68,7 +68,16 @@ class PythonEnvironmentConfig(Section):
     latency: Latency = None
 
 
-SingleEnvironment = Annotated[FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig, Field(discriminator="type")]
+def environment_from_text(text: str) -> dict[str, str]:
+    """The `environment` section that a plain text stands for."""
+    return {"type": "python", "target": text} if ":" in text else {"type": text}
+
+
+_IN_SHORT = PlainText(environment_from_text, "frozen_lake or file.py:Class")
+
+SingleEnvironment = Annotated[
+    FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig, Field(discriminator="type"), _IN_SHORT
+]
 
 
 class MixtureMember(Section):
@@ -86,5 +95,5 @@ class MixtureConfig(Section):
 
 
 EnvironmentConfig = Annotated[
-    FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig | MixtureConfig, Field(discriminator="type")
+    FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig | MixtureConfig, Field(discriminator="type"), _IN_SHORT
 ]

@@ -18,7 +18,7 @@ has them, simulations use them instead.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -228,6 +228,7 @@ Efficiency = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class Constants(Section):
+    renamed: ClassVar[dict[str, str]] = {"max_batch": "slots", "prefill_chunk": "prefill_tokens"}
     # --------------------------------------------------------------------------------------------- generation
     compute_efficiency: Efficiency = 0.55
     """Share of peak arithmetic in prefill. Assumed: large matrix products reach 0.6 to 0.7, attention less."""
@@ -241,9 +242,9 @@ class Constants(Section):
     """Of that, what is neither weights nor KV cache, per device. Assumed."""
     kv_watermark: NonNegative = 0.01
     """Share of the KV cache kept free when a request is let in: vLLM's default `watermark`."""
-    max_batch: PositiveInt = 256
+    slots: PositiveInt = 256
     """Requests an engine runs at once: vLLM's default `max_num_seqs`."""
-    prefill_chunk: PositiveInt = 8192
+    prefill_tokens: PositiveInt = 8192
     """Context tokens computed per step at most: vLLM's default `max_num_batched_tokens` with chunked prefill."""
     allreduce_latency: NonNegative = 1e-5
     """Seconds of each of the two all-reduces per layer under tensor parallelism, beside the bytes. Assumed."""

@@ -6,11 +6,12 @@ pairs that contradict each other are refused with the fix (`Job` at the end).
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import Section
+from rollweave.config.base import PlainText, Section
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.control import (
     CheckpointConfig,
@@ -28,6 +29,10 @@ from rollweave.config.control import (
 from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig
 from rollweave.config.overrides import FileName, Target
 from rollweave.config.training import TrainingConfig
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+"""`organisation/name`; a folder begins with `./`, `/` or `~`."""
+
 
 # ------------------------------------------------------------------------------------------------ the policy
 
@@ -47,7 +52,7 @@ class WarmStart(Section):
 
 
 class TinyModel(Section):
-    """A small Qwen3 made from a config, with a byte-level tokenizer. Learns on a laptop."""
+    """A small Qwen3 made from a config, with a byte-level tokenizer. Learns on a laptop. In short: `model: tiny`."""
 
     type: Literal["tiny"]
     hidden: PositiveInt = 64
@@ -63,20 +68,56 @@ class TinyModel(Section):
 
 
 class LocalModel(Section):
-    """Any Hugging Face folder of a Llama, Qwen2 or Qwen3 kind on this machine."""
+    """Any Hugging Face folder of a Llama, Qwen2 or Qwen3 kind on this machine. In short: `model: ./folder`."""
 
     type: Literal["local"]
     path: FileName
     """The folder with config.json, the weights and a tokenizer that has a chat template."""
 
 
+def _check_hub_name(name: str) -> str:
+    if not HUB_NAME.fullmatch(name):
+        raise ValueError(f"expected organisation/name, as in Qwen/Qwen3-0.6B, got {name!r}")
+    return name
+
+
+class HubModel(Section):
+    """A Llama, Qwen2 or Qwen3 kind of model from the Hugging Face hub. In short: `model: org/name`."""
+
+    type: Literal["hub"]
+    name: Annotated[str, AfterValidator(_check_hub_name)]
+    """`organisation/name`, as on the hub. HF_ENDPOINT names another hub, HF_TOKEN opens private and gated models."""
+    revision: str = "main"
+    """A branch, a tag or a commit of the model."""
+
+
 class SmolLM2(Section):
-    """SmolLM2-135M-Instruct out of its PyPI package, de-quantised once and cached."""
+    """SmolLM2-135M-Instruct out of its PyPI package, de-quantised once and cached. In short: `model: smollm2`."""
 
     type: Literal["smollm2-135m"]
 
 
-ModelConfig = Annotated[TinyModel | LocalModel | SmolLM2, Field(discriminator="type")]
+def model_from_text(text: str) -> dict[str, str]:
+    """The `model` section that a plain text stands for."""
+    if text == "tiny":
+        return {"type": "tiny"}
+    if text in ("smollm2", "smollm2-135m"):
+        return {"type": "smollm2-135m"}
+    if text.startswith((".", "/", "~")):
+        return {"type": "local", "path": text}
+    if HUB_NAME.fullmatch(text):
+        return {"type": "hub", "name": text}
+    raise ValueError(
+        f"no model {text!r}; write tiny, smollm2, a folder (./{text.strip('/') or 'folder'}) or a model of the hub "
+        "(Qwen/Qwen3-0.6B)"
+    )
+
+
+ModelConfig = Annotated[
+    TinyModel | LocalModel | HubModel | SmolLM2,
+    Field(discriminator="type"),
+    PlainText(model_from_text, "tiny, smollm2, ./folder or organisation/name of the hub"),
+]
 
 
 # --------------------------------------------------------------------------------------- engine and rewards
@@ -178,7 +219,7 @@ class Job(Section):
 
     @property
     def alpha(self) -> float:
-        """How stale a batch may be."""
+        """The staleness bound: how many versions old a batch may be."""
         return staleness_bound(self.pipeline)
 
     @property
@@ -194,11 +235,11 @@ class Job(Section):
     def _no_contradictions(self) -> Job:
         check_sync_point(self.pipeline)
         self._one_layout()
-        if self.alpha > 0 and self.training.loss.undecided:
+        if self.alpha > 0 and self.training.ignores_staleness:
             raise ValueError(
-                f"training.loss.denominator must be chosen with {self.pipeline.type} at alpha {self.alpha:g}: the data "
-                "is stale, so say what the ratio divides by: `behaviour` (the engine's log-probs) or `proximal` "
-                "(recomputed by the trainer before the step)"
+                f"training.loss.denominator=proximal ignores staleness, but {self.pipeline.type} trains stale data "
+                f"(staleness bound (alpha) {self.alpha:g}): remove it (the default is behaviour), or keep it and set "
+                "training.mismatch.type=weight, or use training.loss.type=decoupled_ppo"
             )
         if self.rollout.group_size < 2 and self.training.advantage.needs_group:
             raise ValueError(

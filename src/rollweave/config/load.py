@@ -12,16 +12,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from rollweave.config import schema
 from rollweave.config.base import Section
-from rollweave.config.control import RollArtPipeline
-from rollweave.config.document import Document, dump, parse
-from rollweave.config.job import Job
-from rollweave.config.overrides import apply_overrides
+from rollweave.config.document import Document, dotted, dump, parse
+from rollweave.config.job import HubModel, Job, LocalModel, ModelConfig
+from rollweave.config.losses import RatioLoss
+from rollweave.config.overrides import Override, apply_overrides, parse_override
 from rollweave.config.problems import explain, show
+from rollweave.config.schema import KeyPlace
 from rollweave.errors import ConfigError, RunFolderError
 
 SectionKind = TypeVar("SectionKind", bound=Section)
@@ -44,7 +46,19 @@ def load_file(
 
 def parse_job(text: str, name: str, base: Path, overrides: Sequence[str] = ()) -> Job:
     """The same from YAML text; `name` stands for the file in messages, `base` is where relative paths begin."""
-    return _load(text, name, base, overrides, Job, from_files=("cluster",))
+    return parse_text(text, name, base, Job, overrides, from_files=("cluster",))
+
+
+def parse_text(
+    text: str,
+    name: str,
+    base: Path,
+    kind: type[SectionKind],
+    overrides: Sequence[str] = (),
+    from_files: Sequence[str] = (),
+) -> SectionKind:
+    """What `load_file` does with a file, for text that is in no file."""
+    return _load(text, name, base, overrides, kind, from_files)
 
 
 def _load(
@@ -55,12 +69,35 @@ def _load(
         raise ConfigError(
             f"{name}: expected keys and values like `model:` and `environment:`, got {show(document.data)}"
         )
-    named = {key: value for key, _, value in (text.partition("=") for text in overrides) if key in from_files}
+    document.data = _expanded(document, KeyPlace((), kind), document.data)
+    changes = [parse_override(text) for text in overrides]
+    named = {change.keys[0]: change.value.data for change in changes if _names_file(change, from_files)}
     for key in from_files:
         if isinstance(file := named.get(key, document.data.get(key)), str):
             _include(document, key, base / Path(file).expanduser())
-    apply_overrides(document, [text for text in overrides if text.partition("=")[0] not in named], kind)
+    apply_overrides(document, [change for change in changes if not _names_file(change, from_files)], kind)
+    document.data = _expanded(document, KeyPlace((), kind), document.data)
     return _check(document, base, kind)
+
+
+def _expanded(document: Document, place: KeyPlace, data: Any) -> Any:
+    """The data with every section that is written as one text written out, so that overrides can set its keys."""
+    if isinstance(data, str) and (in_short := schema.plain_text(place.type)):
+        try:
+            return in_short.expand(data)
+        except ValueError as error:
+            raise ConfigError(f"{document.origin(place.path)}: {dotted(place.path)}: {error}") from None
+    if isinstance(data, list):
+        return [_expanded(document, schema.child(place, index), item) for index, item in enumerate(data)]
+    if not isinstance(data, dict):
+        return data
+    if options := schema.kinds(place.type):
+        place = KeyPlace(place.path, options.get(str(data.get("type")), Any), place.section)
+    return {key: _expanded(document, schema.child(place, key), value) for key, value in data.items()}
+
+
+def _names_file(change: Override, from_files: Sequence[str]) -> bool:
+    return len(change.keys) == 1 and change.keys[0] in from_files and isinstance(change.value.data, str)
 
 
 def _include(document: Document, key: str, file: Path) -> None:
@@ -93,20 +130,41 @@ def _read(path: Path) -> str:
 
 
 def outline(job: Job) -> str:
-    """What training this job would run, in four lines."""
+    """What training this job would run, in five lines."""
     rollout, training = job.rollout, job.training
     episodes = rollout.groups_per_step * rollout.group_size
-    alpha = f" (alpha {job.alpha})" if isinstance(job.pipeline, RollArtPipeline) else ""
     target = "" if job.evaluation.target is None else f", until the held-out reward reaches {job.evaluation.target:g}"
     return "\n".join(
         [
-            f"policy       {job.model.type}, in {job.environment.type}",
+            f"policy       {model_in_words(job.model)}, in {job.environment.type}",
             f"each step    {rollout.groups_per_step} groups x {rollout.group_size} members = {episodes} episodes "
             f"of at most {rollout.max_turns} turns",
             f"training     {training.steps} steps at learning rate {training.learning_rate:g}{target}",
-            f"run by       {job.pipeline.type}{alpha} on {job.runtime.type}",
+            f"loss         {loss_in_words(job)}",
+            f"run by       {job.pipeline.type} on {job.runtime.type}",
         ]
     )
+
+
+def model_in_words(model: ModelConfig) -> str:
+    """The model as a reader knows it: by its name, or by the name of its folder."""
+    match model:
+        case HubModel(name=name):
+            return name
+        case LocalModel(path=path):
+            return Path(path).name
+    return model.type
+
+
+def loss_in_words(job: Job) -> str:
+    """Which loss is trained, what its ratio divides by and how stale the data may be."""
+    loss = job.training.loss
+    over = {
+        "behaviour": ", its ratio over the engine's log-probs (denominator: behaviour)",
+        "proximal": ", its ratio over the trainer's own log-probs before the step (denominator: proximal)",
+    }
+    ratio = over[loss.denominator] if isinstance(loss, RatioLoss) else ""
+    return f"{loss.type}{ratio}; staleness bound (alpha) {job.alpha:g}"
 
 
 def save_resolved(job: Job, folder: Path) -> Path:

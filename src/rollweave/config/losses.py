@@ -22,8 +22,8 @@ class Loss(Section):
     entropy_coefficient: NonNegativeFloat = 0.0
 
     @property
-    def undecided(self) -> bool:
-        """Whether stale data would be trained without anybody having said what its ratio divides by."""
+    def sees_behaviour(self) -> bool:
+        """Whether it compares the policy with the engine's draw, and so can tell stale tokens from fresh ones."""
         return False
 
     @property
@@ -45,13 +45,14 @@ class Loss(Section):
 class RatioLoss(Loss):
     """A loss with one ratio, whose denominator is a choice."""
 
-    denominator: Literal["behaviour", "proximal"] | None = None
+    denominator: Literal["behaviour", "proximal"] = "behaviour"
     """What the ratio divides by: `behaviour`, the engine's log-probs of the drawn tokens; `proximal`, the trainer's
-    own before the step. Must be chosen when pipeline.alpha > 0; else `behaviour`."""
+    own before the step. `proximal` does not see staleness: with a staleness bound (alpha) above 0 it is refused, unless
+    training.mismatch.type=weight corrects for it."""
 
     @property
-    def undecided(self) -> bool:
-        return self.denominator is None
+    def sees_behaviour(self) -> bool:
+        return self.denominator == "behaviour"
 
     @property
     def needs_before(self) -> bool:
@@ -59,7 +60,7 @@ class RatioLoss(Loss):
 
     @property
     def weighs_behaviour(self) -> bool:
-        return self.denominator != "proximal"
+        return self.sees_behaviour
 
 
 class PPOLoss(RatioLoss):
@@ -80,6 +81,10 @@ class DecoupledPPOLoss(Loss):
     clip_high: PositiveFloat = 0.2
     weight_cap: PositiveFloat | None = 5.0
     """Largest weight of a token; none: as in the paper, without a bound."""
+
+    @property
+    def sees_behaviour(self) -> bool:
+        return True
 
     @property
     def needs_before(self) -> bool:

@@ -56,6 +56,11 @@ class ModelSpec(Section):
         return self.params - in_experts * unread
 
 
+def catalogue_name(name: str) -> str:
+    """The name in the catalogue of a model that is named as in a job file: Qwen/Qwen3-8B, smollm2."""
+    return "smollm2-135m" if name == "smollm2" else name.rpartition("/")[2].lower()
+
+
 HUGGING_FACE = "config.json of the model on Hugging Face"
 
 MODELS: dict[str, ModelSpec] = {

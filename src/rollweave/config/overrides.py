@@ -34,8 +34,7 @@ class Override:
     value: Document
 
 
-def apply_overrides(document: Document, texts: Sequence[str], root: type[Section]) -> None:
-    overrides = [parse_override(text) for text in texts]
+def apply_overrides(document: Document, overrides: Sequence[Override], root: type[Section]) -> None:
     # Types first: they decide which keys the others may set.
     for override in sorted(overrides, key=lambda override: override.keys[-1] != "type"):
         _apply(document, override, root)

@@ -11,14 +11,14 @@ redundancy.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rollweave.config.base import Section
 from rollweave.config.cluster import ClusterConfig, Pool
 from rollweave.config.hardware import DEVICES, Constants, Device, NonNegative
-from rollweave.config.models import MODELS, ModelSpec
+from rollweave.config.models import MODELS, ModelSpec, catalogue_name
 from rollweave.config.scenario import JudgeConfig, SimulatedRollout
 from rollweave.config.workload import WorkloadConfig
 from rollweave.targets import nearest
@@ -36,12 +36,13 @@ class Offer(Section):
 
 
 class PlanConfig(Section):
-    """What to plan."""
+    """What to plan. A key that is searched has the job's name for it, and a list of values to consider."""
 
+    renamed: ClassVar[dict[str, str]] = {"alphas": "alpha", "redundancies": "redundant_groups"}
     name: str = "plan"
     seed: int = 0
     model: str = "qwen3-8b"
-    """A model of the catalogue, or of `models`."""
+    """A model of the catalogue, or of `models`; the name it has on the hub will do (Qwen/Qwen3-8B)."""
     models: tuple[ModelSpec, ...] = ()
     workload: WorkloadConfig
     rollout: SimulatedRollout = SimulatedRollout()
@@ -53,9 +54,9 @@ class PlanConfig(Section):
     """US dollars per hour for everything."""
     objective: Literal["speed", "cost"] = "speed"
     """`speed`: the most trained tokens per second. `cost`: the most per dollar."""
-    alphas: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0, 1.0, 2.0)
-    """Staleness bounds to consider; 0 stands for `sync+`."""
-    redundancies: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0, 0.25)
+    alpha: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0, 1.0, 2.0)
+    """Staleness bounds (alpha) to consider; 0 stands for `sync+`."""
+    redundant_groups: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0, 0.25)
     """`rollout.redundant_groups` to consider."""
     tensor_parallel: tuple[PositiveInt, ...] = ()
     """Sizes to consider; none: the three smallest powers of two at which the model fits."""
@@ -74,7 +75,7 @@ class PlanConfig(Section):
 
     def spec(self) -> ModelSpec:
         own = {model.name: model for model in self.models}
-        return own.get(self.model) or MODELS[self.model]
+        return own.get(self.model) or MODELS[catalogue_name(self.model)]
 
     def most(self, name: str) -> int:
         """Devices of a class that could be had at all."""
@@ -98,6 +99,6 @@ class PlanConfig(Section):
             if offer.count is None and self.device(offer.device).price == 0 and not offer.price:
                 raise ValueError(f"offers: {offer.device} costs nothing, so no budget limits it: give it a `count`")
         models = {*MODELS, *(model.name for model in self.models)}
-        if self.model not in models:
+        if self.model not in models and catalogue_name(self.model) not in models:
             raise ValueError(f"model {self.model!r} is not in the catalogue{nearest(self.model, models)}")
         return self

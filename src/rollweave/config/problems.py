@@ -67,6 +67,8 @@ def _contradiction(details: ErrorDetails, place: KeyPlace, document: Document) -
 def _unknown_key(place: KeyPlace, root: type[Section]) -> str:
     name = str(place.path[-1])
     valid = list(place.section.model_fields) if place.section else []
+    if place.section and (now := place.section.renamed.get(name)):
+        return f"is called {now} now, as in a job file"
     if close := nearest(name, valid):
         return f"no such key; did you mean {close}?"
     if place.section and (types := schema.types_with(root, dotted(place.path))):

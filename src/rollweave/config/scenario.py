@@ -6,14 +6,14 @@
     rollout: {groups_per_step: 64, group_size: 8}
     pipeline: {type: rollart, alpha: 1}
 
-The sections `rollout`, `pipeline` and `weights` are those of a job, with defaults that suit large models.
+The sections `rollout`, `training`, `pipeline` and `weights` are those of a job, with defaults that suit large models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -32,7 +32,7 @@ from rollweave.config.control import (
 )
 from rollweave.config.hardware import Constants, NonNegative
 from rollweave.config.load import load_file
-from rollweave.config.models import MODELS, ModelSpec
+from rollweave.config.models import MODELS, ModelSpec, catalogue_name
 from rollweave.config.workload import Distribution, WorkloadConfig, constant
 
 
@@ -65,6 +65,13 @@ class SimulatedRollout(RolloutConfig):
     deadlines: SimulatedDeadlines = SimulatedDeadlines()
 
 
+class SimulatedTraining(Section):
+    """How long the simulated job trains. What a step costs is modelled, so a job's other keys have no meaning here."""
+
+    steps: PositiveInt = 5
+    """Train steps of the simulation."""
+
+
 class JudgeConfig(Section):
     """A language model that scores trajectories, on the pools of role `reward`."""
 
@@ -93,19 +100,20 @@ class OutageConfig(Section):
 class Scenario(Section):
     """A simulation."""
 
+    renamed: ClassVar[dict[str, str]] = {"steps": "training.steps"}
     name: str = "scenario"
     seed: int = 0
-    steps: PositiveInt = 5
     warmup: Annotated[int, Field(ge=0)] = 1
     """First steps that averages leave out: the pipeline fills."""
     model: str = "qwen3-8b"
-    """A model of the catalogue, or of `models`."""
+    """A model of the catalogue, or of `models`; the name it has on the hub will do (Qwen/Qwen3-8B)."""
     models: tuple[ModelSpec, ...] = ()
     """Models of your own."""
     cluster: ClusterConfig
     """A cluster, or, in a file, the name of a cluster file."""
     workload: WorkloadConfig
     rollout: SimulatedRollout = SimulatedRollout()
+    training: SimulatedTraining = SimulatedTraining()
     pipeline: PipelineConfig = RollArtPipeline(type="rollart")
     weights: WeightsConfig = WeightsConfig()
     judge: JudgeConfig = JudgeConfig()
@@ -117,7 +125,7 @@ class Scenario(Section):
 
     def spec(self, name: str = "") -> ModelSpec:
         own = {model.name: model for model in self.models}
-        return own.get(name or self.model) or MODELS[name or self.model]
+        return own.get(name or self.model) or MODELS[catalogue_name(name or self.model)]
 
     @property
     def environments(self) -> int:
@@ -137,7 +145,7 @@ class Scenario(Section):
         return ControlConfig(
             name=self.name,
             seed=self.seed,
-            steps=self.steps,
+            steps=self.training.steps,
             rollout=rollout,
             pipeline=self.pipeline,
             weights=self.weights,
@@ -148,12 +156,14 @@ class Scenario(Section):
         check_sync_point(self.pipeline)
         known = {*MODELS, *(model.name for model in self.models)}
         for name in (self.model, self.judge.model):
-            if name not in known:
+            if name not in known and catalogue_name(name) not in known:
                 raise ValueError(f"no model {name} in the catalogue: add it to `models`, or use one of {_list(known)}")
         if bool(self.workload.tasks) == bool(self.workload.trace):
             raise ValueError("workload needs either tasks or a trace")
-        if self.warmup >= self.steps:
-            raise ValueError(f"warmup {self.warmup} leaves nothing of {self.steps} steps: lower it or raise steps")
+        if self.warmup >= self.training.steps:
+            raise ValueError(
+                f"warmup {self.warmup} leaves nothing of {self.training.steps} steps: lower it or raise training.steps"
+            )
         return self
 
 

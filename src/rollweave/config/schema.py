@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-from rollweave.config.base import Section
+from rollweave.config.base import PlainText, Section
 from rollweave.config.document import KeyPath
 
 
@@ -59,6 +59,11 @@ def section_of(kind: Any) -> type[Section] | None:
     """The section class, if the type is exactly one section."""
     bare, _ = unwrap(kind)
     return bare if isinstance(bare, type) and issubclass(bare, Section) else None
+
+
+def plain_text(kind: Any) -> PlainText | None:
+    """How the section may be written as one text, if it may."""
+    return next((mark for mark in unwrap(kind)[1] if isinstance(mark, PlainText)), None)
 
 
 def field_type(field: FieldInfo) -> Any:
@@ -144,7 +149,8 @@ def describe(kind: Any) -> str:
     if section_of(bare):
         return "a section of keys and values"
     if options := kinds(bare):
-        return f"a section with a type: {', '.join(options)}"
+        text = plain_text(kind)
+        return f"{text.examples + '; or ' if text else ''}a section with a type: {', '.join(options)}"
     if values := choices(bare):
         return f"one of {', '.join(map(str, values))}" if len(values) > 1 else str(values[0])
     if get_origin(bare) is tuple:

@@ -121,6 +121,11 @@ class TrainingConfig(Section):
         """Whether mini-batches after the first look at the log-probs the trainer had before the step."""
         return self.loss.needs_before or self.mismatch.type != "none"
 
+    @property
+    def ignores_staleness(self) -> bool:
+        """Whether stale tokens would be trained as if they were fresh: nothing looks at the engine's log-probs."""
+        return not self.loss.sees_behaviour and self.mismatch.type != "weight"
+
     @model_validator(mode="after")
     def _corrected_once(self) -> TrainingConfig:
         if self.mismatch.type == "weight" and self.loss.weighs_behaviour:

@@ -14,7 +14,7 @@ from rollweave.config import schema
 from rollweave.config.document import Document
 from rollweave.config.environments import PythonEnvironmentConfig, SingleEnvironment
 from rollweave.config.job import RewardConfig
-from rollweave.config.overrides import apply_overrides
+from rollweave.config.overrides import apply_overrides, parse_override
 from rollweave.config.problems import explain
 from rollweave.environments.check import CheckReport, EnvironmentCheck, text_of
 from rollweave.environments.isolation import EnvironmentPool
@@ -63,7 +63,7 @@ def configure(target: str, options: Sequence[str], base: Path) -> SingleEnvironm
             raise ConfigError(f"no environment is called {target!r}{fix}")
         data, kind = {"type": target}, kinds[target]
     document = Document(target, data)
-    apply_overrides(document, options, kind)
+    apply_overrides(document, [parse_override(text) for text in options], kind)
     try:
         return kind.model_validate_json(json.dumps(document.data), context={"base": base})
     except ValidationError as error:

@@ -57,8 +57,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Staleness": (
         Metric("staleness/mean", "versions", "Step minus the version of a trajectory's oldest sampled token, mean "
                "over the batch."),
-        Metric("staleness/max", "versions", "The same, of the stalest trajectory. Never above alpha, rounded up; only "
-               "`areal` does not enforce it."),
+        Metric("staleness/max", "versions", "The same, of the stalest trajectory. Never above the staleness bound "
+               "(alpha), rounded up; only `areal` does not enforce it."),
         Metric("staleness/share/<versions>", "share", "Trajectories of the batch that are that many versions old."),
         Metric("bias/duration", "share", "By how much trained episodes last longer (shorter: negative) than started "
                "ones, over the last 2,048 started; 0 if nothing is cut short. See observing.md."),

@@ -57,7 +57,7 @@ def scenario_of(job: Job, device: Device, model: ModelSpec, tasks: Sequence[Task
     data = {
         "name": job.name,
         "seed": job.seed,
-        "steps": SAMPLE_STEPS,
+        "training": {"steps": SAMPLE_STEPS},
         "warmup": WARMUP,
         "model": model.name,
         "models": [_plain(model)],
@@ -71,7 +71,7 @@ def scenario_of(job: Job, device: Device, model: ModelSpec, tasks: Sequence[Task
 
 
 def _pools(job: Job, device: str) -> list[dict[str, Any]]:
-    engine = {"max_batch": job.engine.slots, "kv_tokens": job.engine.slots * job.rollout.max_context}
+    engine = {"slots": job.engine.slots, "kv_tokens": job.engine.slots * job.rollout.max_context}
     if isinstance(job.runtime, InlineRuntime) or job.runtime.placement == "colocated":
         return [{"name": "machine", "device": device, "count": 1, "role": "colocated", **engine}]
     return [
@@ -202,15 +202,7 @@ def _in_turns(job: Job) -> Job:
 
 
 def _overlapping(job: Job) -> Job:
-    loss = job.training.loss
-    if loss.undecided:  # the job's own pipeline is synchronous, and what the ratio divides by does not matter here
-        loss = loss.model_copy(update={"denominator": "behaviour"})
-    return job.model_copy(
-        update={
-            "pipeline": RollArtPipeline(type="rollart", alpha=1.0),
-            "training": job.training.model_copy(update={"loss": loss}),
-        }
-    )
+    return job.model_copy(update={"pipeline": RollArtPipeline(type="rollart", alpha=1.0)})
 
 
 def _overlaps(job: Job) -> bool:

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from rollweave.clock import Clock, run_wall
-from rollweave.config.job import Job
+from rollweave.config.job import HUB_NAME, Job, TinyModel
 from rollweave.config.load import load_job, parse_job
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import ConfigError, first_cause
@@ -26,7 +26,7 @@ from rollweave.weights.store import MemoryStore
 
 def evaluate(target: str, overrides: Sequence[str], tasks: int) -> dict[str, Any]:
     """The result as one flat object, for printing or for a program."""
-    job, policy = _resolve(Path(target), overrides)
+    job, policy = _resolve(target, overrides)
     try:
         evaluation = run_wall(lambda clock: _play(job, policy, tasks, clock))
     except BaseExceptionGroup as group:
@@ -43,23 +43,34 @@ def evaluate(target: str, overrides: Sequence[str], tasks: int) -> dict[str, Any
     }
 
 
-def _resolve(target: Path, overrides: Sequence[str]) -> tuple[Job, Path]:
+def _resolve(target: str, overrides: Sequence[str]) -> tuple[Job, Path]:
     """The job to take environment and limits from, and the folder of the policy."""
-    if (target / "config.yaml").is_file():
-        job = load_job(target / "config.yaml", overrides)
-        checkpoint = newest(target / "checkpoints")
+    from rollweave.policies.prepare import check_folder, find_model
+
+    run = Path(target)
+    if (run / "config.yaml").is_file():
+        job = load_job(run / "config.yaml", overrides)
+        checkpoint = newest(run / "checkpoints")
         if checkpoint is None:
             raise ConfigError(f"{target} has no checkpoint yet; wait for one, or name a model folder")
         return job, checkpoint
-    from rollweave.policies.prepare import check_folder
-
-    check_folder(target)
+    model = _model(target)
+    if isinstance(model, dict):
+        check_folder(run)
     if not any(override.startswith("environment.") for override in overrides):
         raise ConfigError(
             f"{target} is not a run folder, so say what to play: rollweave eval {target} --env frozen_lake"
         )
-    given = {"model": {"type": "local", "path": str(target.absolute())}, "pipeline": {"type": "sync+"}}
-    return parse_job(json.dumps(given), "the command line", Path.cwd(), overrides), target
+    job = parse_job(json.dumps({"model": model}), "the command line", Path.cwd(), overrides)
+    if isinstance(job.model, TinyModel):
+        raise ConfigError("a tiny model is made by a run: name the folder of a run that trained one")
+    return job, find_model(job.model)
+
+
+def _model(target: str) -> str | dict[str, str]:
+    """A model of the hub or of ours as a job file names it; everything else is a folder, with or without `./`."""
+    by_name = HUB_NAME.fullmatch(target) or target in ("tiny", "smollm2")
+    return target if by_name and not Path(target).exists() else {"type": "local", "path": target}
 
 
 async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:

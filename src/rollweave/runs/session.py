@@ -24,6 +24,7 @@ from typing import Any
 
 from rollweave.clock import Clock, Wait, run_wall
 from rollweave.config.job import InlineRuntime, Job
+from rollweave.config.load import loss_in_words, model_in_words
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import EnvironmentFactory
 from rollweave.errors import WorkerDied, first_cause
@@ -184,6 +185,7 @@ class Session:
 
         rows = read_metrics(self.folder.path).rows if self.start.resumed else []
         self.view.start(self._header(), rows)
+        self.view.note(f"loss: {loss_in_words(self.job)}")
         if self.start.resumed:
             self._say_where("resumed")
         policy = start_policy(self.job, self.folder.policy, self.environments, self.tasks, self.view.progress)
@@ -198,7 +200,8 @@ class Session:
         runtime = self.job.runtime
         where = runtime.type if isinstance(runtime, InlineRuntime) else f"{runtime.type} ({runtime.placement})"
         alpha = self.job.alpha if self.job.pipeline.type == "rollart" else None
-        return Header(self.job.name, self.job.pipeline.type, where, self.job.model.type, self.job.training.steps, alpha)
+        model = model_in_words(self.job.model)
+        return Header(self.job.name, self.job.pipeline.type, where, model, self.job.training.steps, alpha)
 
     async def _train(self, blueprint: Blueprint, clock: Clock) -> ExitReason:
         from rollweave.policies.chat import ChatFormat

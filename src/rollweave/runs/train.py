@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from rollweave.config.environments import PythonEnvironmentConfig
-from rollweave.config.job import Job, LocalModel, RayRuntime
+from rollweave.config.job import HubModel, Job, LocalModel, RayRuntime
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import members, source
 from rollweave.errors import ConfigError, RunFolderError
@@ -34,10 +34,10 @@ def check_before_start(job: Job, environment_given: bool = False) -> None:
     Scorer(job.rewards, Path())
     if isinstance(job.runtime, RayRuntime):
         layout(job, job.runtime)
-    if isinstance(job.model, LocalModel):
-        from rollweave.policies.prepare import check_folder
+    if isinstance(job.model, LocalModel | HubModel):
+        from rollweave.policies.prepare import find_model
 
-        check_folder(Path(job.model.path).expanduser())
+        find_model(job.model)
 
 
 def train_job(

@@ -95,7 +95,7 @@ class SimulationResult:
 
 
 def table(scenario: Scenario, outcome: SimulationResult) -> str:
-    mode = outcome.pipeline + (f", alpha {outcome.alpha:g}" if outcome.alpha else "")
+    mode = outcome.pipeline + (f", staleness bound (alpha) {outcome.alpha:g}" if outcome.alpha else "")
     counted = outcome.steps - scenario.warmup
     return "\n".join(
         [

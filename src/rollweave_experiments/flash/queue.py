@@ -19,7 +19,7 @@ def generation_seconds(seed: int, small: bool, **how: Any) -> float:
         seed=seed,
         rollout=rollout(8, filter="zero_variance", **how),
         pipeline={"type": "sync+"},
-        steps=2 if small else 20,
+        training={"steps": 2 if small else 20},
         warmup=0,
     )
     return outcome.rollout_seconds

@@ -31,7 +31,7 @@ def rollout_seconds(groups: int, size: int, seed: int, small: bool) -> float:
             deadlines={"env_step": GIVEN_UP_AFTER},
         ),
         pipeline={"type": "sync+"},
-        steps=1 if small else 5,
+        training={"steps": 1 if small else 5},
         warmup=0,
     )
     return outcome.rollout_seconds

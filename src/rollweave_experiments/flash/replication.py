@@ -20,7 +20,7 @@ def generation_seconds(groups: int, size: int, replicated: bool, seed: int, smal
             groups // 4 if small else groups, size, prompt_replication=replicated, environments=ENGINES * SLOTS
         ),
         pipeline={"type": "sync+"},
-        steps=1 if small else 8,
+        training={"steps": 1 if small else 8},
         warmup=0,
     )
     return outcome.rollout_seconds

@@ -26,7 +26,7 @@ def asynchronous(
 
 
 def _run(pools: list[Data], pipeline: Data, seed: int, small: bool, groups: int, **more: Any) -> SimulationResult:
-    length = {"steps": 3, "warmup": 1} if small else {"steps": 14, "warmup": 5}
+    length = {"training": {"steps": 3}, "warmup": 1} if small else {"training": {"steps": 14}, "warmup": 5}
     answers = more.pop("answers", {})
     groups = max(2, groups // 32) if small else groups
     return measured(

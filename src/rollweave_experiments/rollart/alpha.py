@@ -13,7 +13,7 @@ PLATEAU = 3
 
 
 def step_seconds(model: str, alpha: int, seed: int, small: bool) -> float:
-    length = {} if small else {"steps": 7, "warmup": 2}
+    length = {} if small else {"training": {"steps": 7}, "warmup": 2}
     return rollart(model, seed, small, alpha=alpha, scale=4, **length).step_seconds
 
 

@@ -31,7 +31,7 @@ def iterations(seed: int, small: bool, **changes: Any) -> SimulationResult:
         seed=seed,
         rollout=rollout(EPISODES // 8, deadlines={"env_reset": GIVEN_UP_AFTER}),
         pipeline={"type": "sync+"},
-        steps=12 if small else 240,  # of fewer perhaps none is hit
+        training={"steps": 12 if small else 240},  # of fewer perhaps none is hit
         warmup=0,
     )
 

@@ -21,7 +21,7 @@ def gain(sigma: float, seed: int, small: bool) -> float:
             seed=seed,
             rollout=rollout(4 if small else 32),
             pipeline={"type": pipeline},
-            steps=1,
+            training={"steps": 1},
             warmup=0,
         )
         return outcome.rollout_seconds

@@ -30,7 +30,7 @@ def throughput(model: str, pools: list[Data], seed: int, small: bool) -> float:
         seed=seed,
         model=MODELS[model],
         rollout=rollout(8 if small else 64 // SCALE),
-        steps=2 if small else 4,
+        training={"steps": 2 if small else 4},
     )
     return outcome.tokens_per_second
 

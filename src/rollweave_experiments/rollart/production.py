@@ -45,7 +45,7 @@ def production(training: int, prefix_cache: bool, seed: int, small: bool) -> Sim
         rollout=rollout(8 if small else 24, max_context=58000),
         prefix_cache=prefix_cache,
         constants={"push_bandwidth": PUSH},
-        steps=2 if small else 16,
+        training={"steps": 2 if small else 16},
     )
 
 

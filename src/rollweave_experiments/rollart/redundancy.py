@@ -17,7 +17,7 @@ def rollout_seconds(groups: int, size: int, seed: int, small: bool) -> float:
         seed=seed,
         rollout=rollout(wanted, redundant_groups=(groups - 32) / 32, redundant_members=size - 8),
         pipeline={"type": "sync+"},
-        steps=2 if small else 10,
+        training={"steps": 2 if small else 10},
         warmup=0,
     )
     return outcome.rollout_seconds

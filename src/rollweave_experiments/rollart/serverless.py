@@ -28,7 +28,7 @@ def job(pools: list[Data], seed: int, small: bool) -> Scenario:
             "pipeline": {"type": "sync+"},
             # A verdict in a few words, on a platform that has the image and scales down at once.
             "judge": {"answer_tokens": {"type": "constant", "value": 64}, "cold_start": 2.0, "idle_seconds": 5.0},
-            "steps": 2 if small else 10,
+            "training": {"steps": 2 if small else 10},
         }
     )
 

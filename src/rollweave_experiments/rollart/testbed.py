@@ -63,7 +63,7 @@ def batch(scale: int) -> Data:
 
 
 def _run(model: str, pools: list[Data], seed: int, small: bool, scale: int, **more: Any) -> SimulationResult:
-    steps = {"steps": 2} if small else {"steps": 6, "warmup": 2}
+    steps: Data = {"training": {"steps": 2}} if small else {"training": {"steps": 6}, "warmup": 2}
     return measured(
         pools, tasks(model), **{"seed": seed, "model": MODELS[model], "rollout": batch(scale), **steps, **more}
     )

@@ -75,7 +75,7 @@ class Candidate:
             {
                 "name": plan.name,
                 "seed": plan.seed,
-                "steps": steps,
+                "training": {"steps": steps},
                 "warmup": warmup,
                 "model": plan.model,
                 "models": plan.models,
@@ -108,7 +108,7 @@ def candidates(plan: PlanConfig) -> list[Candidate]:
         raise ConfigError(_too_little(plan, sizes))
     return [
         Candidate(device, count, rollout, alpha, redundancy)
-        for (device, count, rollout), alpha, redundancy in product(splits, plan.alphas, plan.redundancies)
+        for (device, count, rollout), alpha, redundancy in product(splits, plan.alpha, plan.redundant_groups)
     ]
 
 

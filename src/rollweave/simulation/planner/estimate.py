@@ -115,7 +115,7 @@ class Estimator:
 
     def _steady(self, costs: EngineCosts, in_flight: float) -> tuple[float, float]:
         mean = self._mean
-        most = max(1.0, min(costs.max_batch, costs.kv_tokens / mean.held))
+        most = max(1.0, min(costs.slots, costs.kv_tokens / mean.held))
         batch = min(in_flight, most)
         for _ in range(20):
             token = costs.fixed(max(1, round(batch))) + costs.per_cached_token * batch * mean.held

@@ -62,7 +62,7 @@ def why(plan: PlanConfig, result: Recommendation) -> list[str]:
     found = [_bound(best), _decode(plan, result, best.candidate)]
     found += [
         _against(best, result, "train_count", "another split"),
-        _against(best, result, "alpha", "another alpha"),
+        _against(best, result, "alpha", "another staleness bound (alpha)"),
         _against(best, result, "redundancy", "other redundancy"),
         _against(best, result, "rollout", "other engines"),
     ]
@@ -80,7 +80,7 @@ def _bound(best: Choice) -> str:
     train, rollout = idle(best, "train"), idle(best, "rollout")
     shares = f"the trainer stands idle {train:.0%} of the time, the engines {rollout:.0%}"
     if not best.candidate.alpha:
-        return f"Generation and training take turns (alpha 0), so each waits for the other: {shares}."
+        return f"Generation and training take turns (staleness bound (alpha) 0), so each waits for the other: {shares}."
     if train > BALANCED and train > rollout:
         return f"Rollout is the bottleneck: {shares}. More or faster engines would shorten the step."
     if rollout > BALANCED:
