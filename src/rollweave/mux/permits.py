@@ -381,14 +381,18 @@ class PermitTable:
             return all(other is request or mine < self._place(other) for other in use.requests.values())
         if len(use.requests) > 1 and any(other.visit for other in use.requests.values()):
             return False
+        if len(use.tenants) == 1:
+            return True
         pool, label = request.pool, tenant.label(request.pool)
-        return all(
-            label <= other.label(pool) or (other.leaving and pool == "rollout") or self._is_past(other, node)
-            for other in use.tenants.values()
-        )
+        for other in use.tenants.values():
+            if other.label(pool) < label and not self._is_past(other, pool, node):
+                return False
+        return True
 
-    def _is_past(self, tenant: Tenant, node: Node) -> bool:
-        """Whether only the tail of its rollout is left, so that no job waits for it on this node."""
+    def _is_past(self, tenant: Tenant, pool: SharedPool, node: Node) -> bool:
+        """Whether no job waits for it here: it rolls out no more, or only the tail of its rollout is left."""
+        if tenant.leaving and pool == "rollout":
+            return True
         permit = self.permits.get(tenant.job)
         return permit is not None and bool(permit.handed_back) and node in permit.nodes + permit.handed_back
 

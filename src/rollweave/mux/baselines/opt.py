@@ -1,6 +1,6 @@
 """Opt: at every event the cheapest partition of the present jobs into groups, with free and instant regrouping.
 
-Exact under round robin, by an integer program over all feasible groups (`cells.py`), solved by HiGHS. It knows the
+Exact under round robin, by an integer program over all feasible groups (`Cell`), solved by HiGHS. It knows the
 present only, so over time it is a strong comparator and no lower bound; `bound.py` is one.
 
 Every group that could be: all subsets of the present jobs that keep everybody's SLO under round robin.

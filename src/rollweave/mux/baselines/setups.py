@@ -10,11 +10,10 @@ from rollweave.errors import ConfigError
 from rollweave.mux.baselines.gavel import Gavel
 from rollweave.mux.baselines.opt import Opt, Regroup
 from rollweave.mux.baselines.simple import MostIdle, RandomFit, Solo, colocated_job, colocated_state
-from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.decisions.scheduler import Decider, Scheduler
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.policy import POLICIES, MuxPolicy
 from rollweave.mux.model.state import ClusterState
-from rollweave.mux.simulation.replay import Decider
 
 
 def _as_it_is(job: MuxJob) -> MuxJob:

@@ -2,7 +2,7 @@
 
 Solo-D: every job has its own rollout and train nodes. Disaggregation as it is without multiplexing.
 
-Co-located on train nodes (veRL): no rollout nodes at all, both phases take turns on the same H800s.
+Co-located on train nodes (veRL): no rollout nodes at all, both phases alternate on the same H800s.
 
 In the scheduler's terms the whole iteration is one long train phase and rollout nodes cost nothing. RollMux's trace
 totals put such an iteration at about the length of a disaggregated one (what the faster decoding of two phases on one

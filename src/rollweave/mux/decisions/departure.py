@@ -1,8 +1,8 @@
 """A job leaves; do the others still keep their promise?
 
 Under round robin, and for the FIFO bound, always: without a member every wait is shorter. A *simulated* FIFO pattern
-has no such monotony: with one phase less the others may meet in a worse rhythm. Then the leaver's turn stays reserved
-(a phantom: its timing, no node, no memory), so that the rhythm the promise was computed with goes on until the group
+has no such monotony: with one phase less the others may meet in a worse rhythm. Then the leaver's phases stay reserved
+(a phantom: their timing, no node, no memory), so that the rhythm the promise was computed with goes on until the group
 changes again.
 
 Tidying up after a departure: small groups are emptied into others where that costs less.
@@ -73,7 +73,7 @@ def consolidated(state: ClusterState, left: int, now: float, policy: MuxPolicy) 
 
 
 def _by_promise(state: ClusterState, left: int, now: float) -> list[int]:
-    """The group just left, then small ones; among equals the clock decides, so that everybody's turn comes."""
+    """The group just left, then small ones; among equals the clock decides, so that each is looked at some time."""
     small = [group.id for group in state.groups.values() if group.size <= LARGEST and group.id != left]
     start = int(now) % len(small) if small else 0
     small = small[start:] + small[:start]

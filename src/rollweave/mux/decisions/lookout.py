@@ -32,7 +32,7 @@ CONFIDENCE = 2.0
 
 
 def observed(job: MuxJob, t_roll: float, t_train: float) -> tuple[float, ...]:
-    """The job's memory with one more iteration in it: rollout and train seconds in turn, the latest last."""
+    """The job's memory with one more iteration in it: rollout and train seconds alternately, the latest last."""
     return (*job.seen, t_roll, t_train)[-2 * WINDOW :]
 
 

@@ -1,8 +1,7 @@
-"""What the scheduler wants to happen: an ordered list of steps, each with its reason.
+"""A plan is what the scheduler wants to happen: an ordered list of steps, each with its reason.
 
-A plan is only a value. `apply.py` carries it out on a state; `invariants.py` says what must hold afterwards.
-
-Carrying a plan out on a state: the only code that changes groups and pools.
+A plan is only a value. `apply` carries it out on a state, and no other code changes groups and pools; `invariants.py`
+says what must hold afterwards.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from rollweave.mux.model.state import ClusterState
 
 StepKind = Literal["open", "place", "move", "leave", "reserve", "arrange", "retime", "resubmit", "wait"]
 """open: new group around a job · place: a job joins a group · move: a running job changes group and pauses for its
-`move_s` · leave: a job is gone; nodes nobody is pinned to and groups nobody is in are given back · reserve: the same,
-but its turn is kept (its timing only) until the group changes again · arrange: mode and order of a group · retime: the
-planned phase times of a job change · resubmit: the caller stops the job and submits it again with the new profile (it
-has left) · wait: no room in the pools, the caller tries again after a departure."""
+`move_s` · leave: a job is gone; nodes and groups without a job are given back · reserve: the same, but its
+phases stay reserved (their timing only) until the group changes again · arrange: mode and order of a group · retime:
+the planned phase times of a job change · resubmit: the caller stops the job (it has left) and submits it again with the
+new profile · wait: no room in the pools, the caller tries again after a departure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ def _leave(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | N
 
 
 def _reserve(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
-    """The job is gone, its turns are not."""
+    """The job is gone, but its phases stay reserved."""
     group = state.groups[step.group]
     before = group.nodes
     group.reserve(step.job)

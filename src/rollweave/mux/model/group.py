@@ -1,4 +1,4 @@
-"""A co-execution group: jobs that share train nodes and take turns.
+"""A co-execution group: jobs that share train nodes and use them one after the other.
 
 Every member trains on all train nodes of the group; its rollouts are pinned to some of the group's rollout nodes.
 Sums are cached, so that a placement test is a handful of comparisons.
@@ -61,7 +61,7 @@ class CoGroup:
     """Member -> its rollout nodes, in arrival order. Negative numbers are no nodes: the timing of a phantom only."""
     phases: dict[str, Phases] = field(default_factory=dict)
     phantoms: tuple[str, ...] = ()
-    """Members that left, whose turns stay reserved because the others' promise was computed with them (fifo.py)."""
+    """Members that left, whose phases stay reserved because the others' promise was computed with them."""
     order: tuple[str, ...] = ()
     """Cyclic order of the members; arrival order unless the order search found a better one."""
     node_load: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
@@ -96,7 +96,7 @@ class CoGroup:
 
     @property
     def t_cycle(self) -> float:
-        """The longest member alone: nobody's turn can come back sooner."""
+        """The longest member alone: a lap cannot be shorter."""
         if len(self.pins) == 1:
             only = next(iter(self.phases.values()))
             return only.roll + only.train
@@ -131,7 +131,7 @@ class CoGroup:
         self.refresh()
 
     def reserve(self, job: str) -> None:
-        """The member leaves, its turns stay. On a node that is given back they become the turns of no node."""
+        """The member leaves, its phases stay reserved; on a node that is given back they count for no node."""
         self.phantoms = (*self.phantoms, job)
         kept = self.nodes
         for phantom in self.phantoms:

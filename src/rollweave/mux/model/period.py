@@ -12,7 +12,7 @@ with w_j the seconds j may hold us up per iteration and u_j = w_j / solo_j. Solv
 
 The deterministic FIFO run of a group: what each member's mean iteration settles at if phases last as planned.
 
-The best cyclic order of a group with gangs. Without gangs every order has the same period (coexec.py).
+The best cyclic order of a group with gangs. Without gangs every order has the same period.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class MuxPolicy:
     iteration."""
     guard_iters: float = 0.0
     """With banking: iterations kept in reserve per job for the transient after every change of its group (and one more
-    while it waits for its first turn)."""
+    while it waits for its first permit)."""
     max_judged: int = 1_000_000
     """Candidates looked at closely per placement, cheapest first."""
     max_visits: int = 1500

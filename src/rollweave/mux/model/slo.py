@@ -52,7 +52,7 @@ def limit(job: MuxJob, now: float, policy: MuxPolicy) -> float:
     """The longest mean iteration the job tolerates from now on."""
     promised = job.slo * job.solo_s
     if by_deadline(job, policy):
-        # Whoever joins waits up to one lap for its first turn.
+        # A job that joins waits up to one lap for its first permit.
         joining = job.resumes_at >= now
         return time_left(job, now) / (job.remaining(now) + policy.guard_iters + joining)
     if math.isinf(job.moved_at) or math.isinf(job.n_iters):

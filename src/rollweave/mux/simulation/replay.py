@@ -1,9 +1,9 @@
-"""Replaying a trace under a policy: arrivals, departures, failures, moves; what did it cost, whose promise broke.
+"""Replays a trace of arrivals under a policy, with failures and moves: what it cost, and which promises it kept.
 
-The state and its decisions are the scheduler's own (`state.py`, `scheduler.py`); the replay only tells it what happens
-and keeps the books. Progress between two events is linear (one iteration per `job.pace` seconds), every event computes
-the pace of the groups it touches anew, and a job leaves at the moment its last iteration ends. How far that is from a
-run phase by phase is measured in `phases.py`.
+The state and the decisions are the scheduler's own (`ClusterState`, `Scheduler`); the replay tells it what happens and
+keeps the books. Progress between two events is linear (one iteration per `pace` seconds), every event computes the pace
+of the groups that it touches anew, and a job leaves when its last iteration ends. `PhaseReplay` simulates every phase
+instead.
 """
 
 from __future__ import annotations
@@ -18,25 +18,16 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from rollweave.errors import ConfigError
 from rollweave.mux.decisions.plan import Plan
+from rollweave.mux.decisions.scheduler import Decider
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.state import ClusterState
 from rollweave.mux.simulation.books import SLACK, ReplayBooks
 from rollweave.mux.simulation.reality import Reality
 
 
-class Decider(Protocol):
-    """What a policy has to answer; `Scheduler` does, and so does every baseline."""
-
-    def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan: ...
-    def depart(self, state: ClusterState, job: str, now: float) -> Plan: ...
-    def fail(self, state: ClusterState, job: str, now: float) -> Plan: ...
-    def observe(self, state: ClusterState, job: str, t_roll: float, t_train: float, now: float) -> Plan: ...
-    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None: ...
-
-
 @runtime_checkable
 class Periodic(Protocol):
-    """A policy that also wants to look around now and then."""
+    """A policy that also decides at regular times, without an event."""
 
     @property
     def every_s(self) -> float: ...
