@@ -58,10 +58,10 @@ def plan(
     from rollweave.config.load import load_file
     from rollweave.config.planning import PlanConfig
     from rollweave.simulation.planner.search import plan as search
-    from rollweave.simulation.planner.words import as_data, table, why, write_cluster
+    from rollweave.simulation.planner.words import as_data, closing, table, why, write_cluster
 
     config = load_file(file, PlanConfig, overrides or ())
-    result = search(config)
+    result = search(config, progress=lambda words: typer.echo(words, err=True))
     if as_json:
         typer.echo(json.dumps(as_data(config, result, top)))
     else:
@@ -69,7 +69,7 @@ def plan(
         typer.echo("\nWhy the first:")
         for sentence in why(config, result):
             typer.echo(f"  {sentence}")
-        typer.echo(f"\n{result.considered:,} candidates estimated, {len(result.choices)} simulated.")
+        typer.echo(f"\n{closing(result)}")
     if output is not None:
         written = write_cluster(config, result.choices[0], output)
         typer.echo(f"cluster: {written}", err=as_json)

@@ -158,8 +158,6 @@ class Scenario(Section):
         for name in (self.model, self.judge.model):
             if name not in known and catalogue_name(name) not in known:
                 raise ValueError(f"no model {name} in the catalogue: add it to `models`, or use one of {_list(known)}")
-        if bool(self.workload.tasks) == bool(self.workload.trace):
-            raise ValueError("workload needs either tasks or a trace")
         if self.warmup >= self.training.steps:
             raise ValueError(
                 f"warmup {self.warmup} leaves nothing of {self.training.steps} steps: lower it or raise training.steps"

@@ -158,3 +158,9 @@ class WorkloadConfig(Section):
     tasks: tuple[TaskModel, ...] = ()
     trace: FileName | None = None
     """A run folder whose trajectories are played again, lengths and waits included; instead of `tasks`."""
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> WorkloadConfig:
+        if bool(self.tasks) == bool(self.trace):
+            raise ValueError("workload needs either tasks or a trace")
+        return self
