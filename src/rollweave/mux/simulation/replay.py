@@ -96,7 +96,7 @@ class Replay:
     reality: Reality | None = None
     outcome: ReplayResult = field(default_factory=ReplayResult)
     events: list[tuple[float, int, bool, Action]] = field(default_factory=list)
-    """Time, number, whether the replay has to go on for it (a look around is no reason to), what to do."""
+    """Time, number, whether the replay has to go on for it (not for a `Periodic` look), what to do."""
     waiting: deque[MuxJob] = field(default_factory=deque)
     """Submitted while the pools were full; tried again, in order, after each departure."""
     submitted: dict[str, float] = field(default_factory=dict)
