@@ -75,7 +75,8 @@ async def measure(job: Job, permits: PermitSource, workplace: Path, clock: Clock
     blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()))
     tasks = source(job.environment, job.seed, Path())
     control = job.control.model_copy(update={"steps": ITERATIONS})
-    fleet, dispatcher = Fleet(), Dispatcher(job.rollout.scheduling)
+    fleet = Fleet()
+    dispatcher = Dispatcher.of(job.rollout, fleet)
     async with start_inline(blueprint, fleet, dispatcher, clock) as trainer:
         watch = Stopwatch(permits, clock)
         no_stops: tuple[int, ...] = ()
