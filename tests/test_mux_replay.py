@@ -277,6 +277,19 @@ def test_first_come_first_served_lets_a_short_job_run_more_often() -> None:
     assert fluid["long"] == pytest.approx(free["long"], rel=0.03)
 
 
+def test_a_newcomer_does_not_wait_for_the_next_rollout_of_a_job_that_leaves() -> None:
+    """The rule of the daemon's permits: `old` trains for the last time, so its rollout node is free for `new`."""
+    jobs = [(0.0, plain_job("old", 10, 100, n_iters=1)), (20.0, plain_job("new", 10, 10, n_iters=1))]
+    assert finish_times(PhaseReplay(OneGroup()).run(jobs)) == {"old": 110.0, "new": 120.0}
+
+
+def test_a_newcomer_joins_at_the_tail_of_the_lap_that_rolls_out() -> None:
+    """`new` comes while `a` rolls out in its second lap: it is next after `a` and `b`, not after another whole lap."""
+    jobs = [(0.0, plain_job(name, 10, 10, n_iters=3)) for name in "ab"]
+    finished = finish_times(PhaseReplay(OneGroup()).run([*jobs, (25.0, plain_job("new", 10, 10, n_iters=1))]))
+    assert finished == {"new": 60.0, "a": 70.0, "b": 80.0}
+
+
 @pytest.mark.parametrize("policy", ["rollmux", "default"])
 def test_a_whole_trace_costs_the_same_phase_by_phase(policy: str) -> None:
     fluid, phased = (simulate(scenario(40, phases=phases), policy, 0) for phases in (False, True))

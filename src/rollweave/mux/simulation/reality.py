@@ -1,11 +1,12 @@
-"""What phases really last, where that is not what was profiled: drift of response lengths, migration of long tails.
+"""How long phases really last, where that is not what was profiled: drift of response lengths, migration of long tails.
 
-The scheduler goes on planning with profiles; the replay asks here for the pace that jobs really have.
+The scheduler goes on planning with profiles; the replay asks here for the pace that jobs really have. This is a model
+of mean rates, for the replay without single phases: here the simulation has a rule of its own for tails, while the
+daemon narrows permits (mux/permits.py).
 
 Long-tail migration: when most responses are done, the last ones move together and the next job gets the other GPUs.
-
-Only requests move, and the job's own training still waits for every response, so its iteration is not shorter; what
-shrinks is how long its rollout keeps the node from the next one. Planning never counts on it.
+Only requests move, and the job's own training still waits for every response, so its iteration is not shorter; the time
+for which its rollout keeps the node from the next job is. Planning never counts on it.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class Reality:
 
 
 def migrated_period(group: CoGroup, migration: Migration) -> float:
-    """One meta-iteration of round robin if every rollout with somebody waiting behind it gives its node up early."""
+    """One lap of round robin if every rollout behind which another job waits gives its node up early."""
     loads: dict[int, float] = {}
     longest = group.max_solo
     for name, nodes in group.pins.items():

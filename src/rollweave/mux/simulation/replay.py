@@ -1,9 +1,9 @@
-"""Replaying a trace under a policy: arrivals, departures, failures, moves; what did it cost, whose promise broke.
+"""Replays a trace of arrivals under a policy, with failures and moves: what it cost, and which promises it kept.
 
-The state and its decisions are the scheduler's own (`state.py`, `scheduler.py`); the replay only tells it what happens
-and keeps the books. Progress between two events is linear (one iteration per `job.pace` seconds), every event computes
-the pace of the groups it touches anew, and a job leaves at the moment its last iteration ends. How far that is from a
-run phase by phase is measured in `phases.py`.
+The state and the decisions are the scheduler's own (`ClusterState`, `Scheduler`); the replay tells it what happens and
+keeps the books. Progress between two events is linear (one iteration per `pace` seconds), every event computes the pace
+of the groups that it touches anew, and a job leaves when its last iteration ends. `PhaseReplay` simulates every phase
+instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rollweave.mux.simulation.reality import Reality
 
 @runtime_checkable
 class Periodic(Protocol):
-    """A policy that also wants to look around now and then."""
+    """A policy that also decides at regular times, without an event."""
 
     @property
     def every_s(self) -> float: ...
@@ -96,7 +96,7 @@ class Replay:
     reality: Reality | None = None
     outcome: ReplayResult = field(default_factory=ReplayResult)
     events: list[tuple[float, int, bool, Action]] = field(default_factory=list)
-    """Time, number, whether the replay has to go on for it (a look around is no reason to), what to do."""
+    """Time, number, whether the replay has to go on for it (not for a `Periodic` look), what to do."""
     waiting: deque[MuxJob] = field(default_factory=deque)
     """Submitted while the pools were full; tried again, in order, after each departure."""
     submitted: dict[str, float] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Replay:
         return self.outcome
 
     def _step(self) -> bool:
-        """One event: the next departure if it comes first (its nodes are free for whoever arrives then)."""
+        """One event: the next departure if it comes first (its nodes are free for a job that arrives then)."""
         if self._over():
             return False
         leaver = min(self.state.jobs.values(), key=lambda job: job.finish_at(), default=None)

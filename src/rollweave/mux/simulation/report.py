@@ -1,7 +1,4 @@
-"""What a replay found, for programs (`as_json`) and for people (`as_table`).
-
-Dollars per hour over the hours of a replay, as an SVG file of its own.
-"""
+"""Shows what a replay found: `as_json` for programs, `as_table` for people, `cost_over_time` as an SVG picture."""
 
 from __future__ import annotations
 
