@@ -1,6 +1,6 @@
 """Simulated work: tasks with their turns, lengths, latencies and failures, and how they are mixed.
 
-A task begins from a preset (`simulation/workloads/presets.py`) or from nothing, and whatever the file says overrides
+A task begins from a preset (`simulation/workloads/presets.yaml`) or from nothing, and whatever the file says overrides
 it. All lengths are tokens, all times seconds.
 
 Distributions a file can name: lengths, turns and latencies of simulated work.
