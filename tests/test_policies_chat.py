@@ -91,7 +91,7 @@ def test_what_is_returned_may_be_changed_by_the_caller() -> None:
         (CHATML.replace("m['content'] +", "m['content'].split('</think>')[-1] +"), "thinking"),
         (CHATML.replace("{% for m in messages %}", "{% for m in messages[-1:] %}"), "does not appear"),
         (CHATML.replace("m['content']", "(loop.index0 // 2 if m['role'] == 'user' else '') ~ m['content']"), "later"),
-        (CHATML.replace("'<|' + m['role']", "'<|' + ('old' if not loop.last else m['role'])"), "what stands before"),
+        (CHATML.replace("'<|' + m['role']", "'<|' + ('old' if not loop.last else m['role'])"), "the text before"),
     ],
     ids=["strips thinking", "forgets", "counts", "renames"],
 )

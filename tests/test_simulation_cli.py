@@ -118,7 +118,7 @@ def test_a_timeline_of_recorded_events() -> None:
         (
             SMALL,
             CLUSTER.replace("count: 4, role: rollout", "count: 4, role: rollout, tensor_parallel: 3"),
-            "shared out",
+            "divided into engines",
         ),
         (SMALL, CLUSTER.replace("name: train", "name: rollout"), "two pools are called rollout"),
         (SMALL.replace("cluster.yaml", "nowhere.yaml"), CLUSTER, "no such file"),

@@ -182,7 +182,7 @@ def test_a_run_that_was_killed_says_what_it_was_doing(tmp_path: Path):
     status = read_status(run, lambda: 1100.0)
     assert (status.state, status.silent) == ("dead", 100)
     text = shown(status)
-    assert "dead without goodbye, last heard of 1m 40s ago" in text
+    assert "dead: its process ended without a summary, last status 1m 40s ago" in text
     assert "member 3 waits for environment step 12" in text
 
 

@@ -1,6 +1,6 @@
-"""The commands from Python, in a script or a notebook: `train`, `evaluate`, `simulate` and `plan`.
+"""The commands as Python functions, for a script or a notebook: `train`, `evaluate`, `simulate` and `plan`.
 
-Each takes what its command takes and returns what its command finds; only `train` prints, as the command does.
+Each function takes the arguments of its command and returns its result; only `train` prints, as the command does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollweave.training.checkpoint import newest
 Reward = str | Callable[..., Any]
 
 DataFile = str | Path | Mapping[str, Any]
-"""A YAML file, or what would stand in it."""
+"""A YAML file, or its content."""
 
 Found = TypeVar("Found")
 
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """How it ended (summary.json)."""
+        """How the run ended (summary.json)."""
         summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return summary
 
@@ -68,7 +68,7 @@ def train(
     model    "tiny", "smollm2", "./folder", "organisation/name" of the hub, or a section of a job file
     reward   a function of a Trajectory, "file.py:function", or several; added to the environment's rewards
     out      the run folder (default: a new one in runs/)
-    resume   go on with the run in `out`, if there is one, from its newest whole checkpoint
+    resume   go on with the run in `out`, if there is one, from its newest intact checkpoint
     sections other sections of a job file: rollout={"group_size": 8}, training={"steps": 50}, runtime={"type": "inline"}
     """
     if taken := sections.keys() & {"model", "environment", "rewards"}:
@@ -108,7 +108,7 @@ def evaluate(target: str | Path, *, env: str | None = None, tasks: int = 100, **
 def simulate(file: DataFile, **overrides: Any) -> dict[str, Any]:
     """Run a job's control plane on modelled hardware: what `rollweave simulate --json` prints.
 
-    file       a simulation file, or what would stand in it as a dict
+    file       a simulation file, or its content as a dict
     overrides  keys and sections to change: seed=3, pipeline={"type": "sync+"}
     """
     from rollweave.config.scenario import Scenario
@@ -122,7 +122,7 @@ def simulate(file: DataFile, **overrides: Any) -> dict[str, Any]:
 def plan(file: DataFile, *, top: int = 5, **overrides: Any) -> dict[str, Any]:
     """Search devices and settings for a job: what `rollweave plan --json` prints.
 
-    file       a plan file, or what would stand in it as a dict
+    file       a plan file, or its content as a dict
     top        candidates to return, the best first
     overrides  keys and sections to change: budget=300, rollout={"group_size": 16}
     """
@@ -144,7 +144,7 @@ def _checked(
 
 
 def _overrides(changes: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Keywords as the command line writes them, key by key, so that a section keeps what is not said."""
+    """Write keywords as overrides of the command line, key by key, so that a section keeps its other keys."""
     texts: list[str] = []
     for key, value in changes.items():
         if isinstance(value, Mapping) and value:
@@ -161,7 +161,7 @@ def _environment(env: Any) -> Any:
 
 
 def _outside_any_loop(run: Callable[[], Found]) -> Found:
-    """A notebook has a running event loop of its own; then the run gets a thread of its own."""
+    """Call `run`, in a thread of its own if an event loop already runs here, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

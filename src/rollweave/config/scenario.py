@@ -1,4 +1,4 @@
-"""A simulation file: a job-like description of rollout and pipeline, a cluster, and the work.
+"""The simulation file: rollout and pipeline as in a job file, a cluster, and the workload.
 
     model: qwen3-8b
     cluster: h800_h20.yaml            # a cluster file, or its content
@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import Section
+from rollweave.config.base import NonNegative, Section
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.control import (
     ControlConfig,
@@ -30,13 +30,15 @@ from rollweave.config.control import (
     check_sync_point,
     staleness_bound,
 )
-from rollweave.config.hardware import Constants, NonNegative
+from rollweave.config.hardware import Constants
 from rollweave.config.load import load_file
 from rollweave.config.models import MODELS, ModelSpec, catalogue_name
 from rollweave.config.workload import Distribution, WorkloadConfig, constant
 
 
 class SimulatedSampling(SamplingConfig):
+    """As in a job, with a default for large models."""
+
     max_tokens: PositiveInt = 32768
     """Per turn."""
 
@@ -58,7 +60,7 @@ class SimulatedRollout(RolloutConfig):
 
     groups_per_step: PositiveInt = 64
     environments: PositiveInt | None = None  # type: ignore[assignment]
-    """Episodes running at once; none: as many as the staleness bound admits."""
+    """Number of episodes that run at once; none: as many as the staleness bound admits."""
     max_turns: PositiveInt = 1000
     max_context: PositiveInt = 32768
     sampling: SimulatedSampling = SimulatedSampling()
@@ -66,7 +68,7 @@ class SimulatedRollout(RolloutConfig):
 
 
 class SimulatedTraining(Section):
-    """How long the simulated job trains. What a step costs is modelled, so a job's other keys have no meaning here."""
+    """How long the simulated job trains. The cost of a step is modelled, so a simulation has no other training keys."""
 
     steps: PositiveInt = 5
     """Train steps of the simulation."""
@@ -78,39 +80,39 @@ class JudgeConfig(Section):
     model: str = "qwen2.5-7b"
     answer_tokens: Distribution = constant(256)
     seconds: Distribution | None = None
-    """How long a call takes; none: what the model takes by roofline on the pool's device."""
+    """How long a call takes; none: the roofline of the model on the pool's device."""
     concurrency: PositiveInt = 16
     """Calls that a device serves at once."""
     cold_start: NonNegative | None = None
-    """Seconds until a new function instance answers; none: the constants'. Only on `serverless` pools."""
+    """Seconds until a new function instance answers; none: the value in the constants. Only on `serverless` pools."""
     idle_seconds: NonNegative = 60.0
-    """A function instance that had nothing to do for so long is shut down, and no longer paid for."""
+    """A function instance that was idle for so long is shut down and costs nothing any more."""
 
 
 class OutageConfig(Section):
-    """An engine that dies and comes back."""
+    """An engine dies and comes back."""
 
     engine: Annotated[int, Field(ge=0)]
-    """Which one, counted modulo how many there are."""
+    """The number of the engine, modulo the number of engines."""
     at: NonNegative
     """Seconds after the start."""
     seconds: NonNegative
 
 
 class Scenario(Section):
-    """A simulation."""
+    """The content of a simulation file."""
 
     renamed: ClassVar[dict[str, str]] = {"steps": "training.steps"}
     name: str = "scenario"
     seed: int = 0
     warmup: Annotated[int, Field(ge=0)] = 1
-    """First steps that averages leave out: the pipeline fills."""
+    """Number of first steps that averages leave out, because the pipeline is still filling."""
     model: str = "qwen3-8b"
-    """A model of the catalogue, or of `models`; the name it has on the hub will do (Qwen/Qwen3-8B)."""
+    """A model of the catalogue, also by its name on the hub (Qwen/Qwen3-8B), or of `models`."""
     models: tuple[ModelSpec, ...] = ()
     """Models of your own."""
     cluster: ClusterConfig
-    """A cluster, or, in a file, the name of a cluster file."""
+    """A cluster, or the name of a cluster file."""
     workload: WorkloadConfig
     rollout: SimulatedRollout = SimulatedRollout()
     training: SimulatedTraining = SimulatedTraining()
@@ -121,7 +123,7 @@ class Scenario(Section):
     """A turn computes only what its trajectory added since the last one."""
     outages: tuple[OutageConfig, ...] = ()
     constants: Constants = Constants()
-    """How much of the peaks real software reaches; one set for everybody, each number with its source."""
+    """How much of the peaks real software reaches; the same for all device classes, each number with its source."""
 
     def spec(self, name: str = "") -> ModelSpec:
         own = {model.name: model for model in self.models}
@@ -129,7 +131,7 @@ class Scenario(Section):
 
     @property
     def environments(self) -> int:
-        """Episodes running at once."""
+        """The number of episodes that run at once."""
         rollout = self.rollout
         batch = rollout.groups_per_step * rollout.group_size
         return rollout.environments or int(batch * (1 + self.alpha))
@@ -152,7 +154,7 @@ class Scenario(Section):
         )
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Scenario:
+    def _check_names(self) -> Scenario:
         check_sync_point(self.pipeline)
         known = {*MODELS, *(model.name for model in self.models)}
         for name in (self.model, self.judge.model):

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: fetched once, and kept in the user's cache as ordinary Hugging Face folders.
+"""Fetches models of the Hugging Face hub once, and keeps them in the user's cache as ordinary Hugging Face folders.
 
 `HF_ENDPOINT` names another hub or a mirror, `HF_TOKEN` opens private and gated models. A model that is in the cache is
 used without asking the hub.
@@ -19,14 +19,14 @@ from rollweave.policies.smollm2 import cache_folder
 
 ENDPOINT = "https://huggingface.co"
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-"""Configuration, weights, chat template and tokenizer; no second copies of the weights in other formats."""
+"""The files to fetch: configuration, weights, chat template and tokenizer, but no weights in other formats."""
 
 
 def ensure(model: HubModel, check_config: Callable[[Path], None]) -> Path:
-    """The model's folder in the cache. `check_config` sees config.json before the weights are fetched."""
+    """Return the model's folder in the cache. `check_config` is called with config.json before weights are fetched."""
     folder = _cached(model)
     if not folder.is_dir():
-        workplace = folder.with_name(f".fetching-{folder.name}")  # a fetch that was cut short goes on from here
+        workplace = folder.with_name(f".fetching-{folder.name}")  # an interrupted fetch is continued here
         with _explained(model):
             _fetch(model, workplace, check_config)
             _publish(workplace, folder)
@@ -60,19 +60,19 @@ def _fetch(model: HubModel, workplace: Path, check_config: Callable[[Path], None
 
 
 def _publish(workplace: Path, folder: Path) -> None:
-    """The folder appears whole or not at all."""
-    shutil.rmtree(workplace / ".cache", ignore_errors=True)  # the hub's own notes about the fetch
+    """Rename the folder to its final name, so that it appears complete or not at all."""
+    shutil.rmtree(workplace / ".cache", ignore_errors=True)  # files that the hub's library leaves there
     try:
         workplace.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else: another process was faster, and its copy is as good
+        if not folder.is_dir():  # else another process has fetched the same copy
             raise
         shutil.rmtree(workplace, ignore_errors=True)
 
 
 @contextmanager
 def _explained(model: HubModel) -> Iterator[None]:
-    """What goes wrong between this machine and the hub, as a sentence with its fix."""
+    """Turn errors between this machine and the hub into a sentence with a fix."""
     from httpx2 import HTTPError
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -1,4 +1,4 @@
-"""From a job's `model` section to a Hugging Face folder that engine and trainer can load."""
+"""Turns a job's `model` section into a Hugging Face folder that engine and trainer can load."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SUPPORTED = ("llama", "qwen2", "qwen3")
 
 
 def prepare(model: ModelConfig, seed: int, folder: Path) -> Path:
-    """The policy's folder: a tiny one is built into `folder`, others are found, fetched and checked."""
+    """Return the policy's folder: a tiny policy is built in `folder`, any other is found or fetched, and checked."""
     return tiny.build(model, seed, folder) if isinstance(model, TinyModel) else find_model(model)
 
 
 def find_model(model: LocalModel | HubModel | SmolLM2) -> Path:
-    """The folder of a model that exists already; it is fetched if it is not on this machine yet."""
+    """Return the folder of an existing model, which is fetched if it is not on this machine yet."""
     match model:
         case LocalModel(path=path):
             return check_folder(Path(path).expanduser())
@@ -29,13 +29,13 @@ def find_model(model: LocalModel | HubModel | SmolLM2) -> Path:
 
 
 def check_folder(path: Path, name: str = "model.path") -> Path:
-    """The folder, if engine and trainer can use what is in it. `name` stands for the model in messages."""
+    """Return the folder if engine and trainer can use the model in it, else raise. Messages call the model `name`."""
     if not path.is_dir():
         raise ModelError(f"{name}: the folder {path} does not exist; give the path of a Hugging Face model folder")
     _check_architecture(path, name)
     if not any(path.glob("*.safetensors")):
         raise ModelError(
-            f"{name}: {path} holds no *.safetensors weights; save the model with "
+            f"{name}: {path} has no *.safetensors weights; save the model with "
             "`model.save_pretrained(folder)` of transformers"
         )
     _check_tokenizer(path, name)
@@ -55,7 +55,7 @@ def _check_architecture(path: Path, name: str) -> None:
         raise ModelError(f"{name}: {file} is not a model's configuration ({error}); fetch the model again") from error
     if kind not in SUPPORTED:
         raise ModelError(
-            f"{name}: {path} is a {kind!r} model; supported are {', '.join(SUPPORTED)} (SmolLM2 is of the llama kind)"
+            f"{name}: {path} is a {kind!r} model; supported are {', '.join(SUPPORTED)} (SmolLM2 is a llama model)"
         )
 
 

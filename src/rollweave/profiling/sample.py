@@ -1,6 +1,6 @@
-"""A short real run of a job: its episodes, its rows of metrics, its weight updates.
+"""Runs a job for a few real steps and keeps its episodes, its metrics rows and its weight updates.
 
-It runs the production machinery and pipeline, but keeps everything in memory and shows nothing.
+The run uses the production runtime and pipeline, but keeps everything in memory and prints nothing.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from rollweave.trajectory import Trajectory
 QUESTIONS = 20
 
 SKIPPED = 4
-"""The first steps fill the pipeline and warm the processes up; meanwhile the runtime gets a spare engine ready."""
+"""Steps that are not measured: they fill the pipeline and warm up the processes, and a spare engine starts."""
 
 
 @dataclass(slots=True)
 class Sample:
-    """The steady steps of a short run."""
+    """The measured steps of a short run."""
 
     rows: list[MetricsRow]
     trajectories: list[Trajectory]
     publishes: list[dict[str, Any]]
     stagings: list[dict[str, Any]]
-    """What the event of each new version says."""
+    """The data of the events of each new version, here and in the fields around."""
     commits: list[dict[str, Any]]
     round_trip: float
-    """Seconds from a process to the engine and back."""
+    """Seconds of a message from a process to the engine and back."""
 
     def observed(self) -> Observed:
         return Observed(
@@ -57,7 +57,7 @@ class Sample:
 
 
 def play(job: Job, blueprint: Blueprint, steps: int) -> Sample:
-    """Run `steps` steps and a few before them."""
+    """Run `steps` measured steps after a few that are not measured."""
     blueprint = Blueprint(job, blueprint.policy, blueprint.environments, blueprint.rewards)
     with tempfile.TemporaryDirectory(prefix="rollweave-profile-") as folder:
         return run_wall(lambda clock: _run(job, blueprint, steps, Path(folder), clock))
@@ -101,7 +101,7 @@ async def _run(job: Job, blueprint: Blueprint, steps: int, folder: Path, clock: 
 
 
 async def _round_trip(engine: Engine, clock: Clock) -> float:
-    """A question that takes the engine no time."""
+    """Measure a call that takes the engine no time of its own."""
     times = []
     for _ in range(QUESTIONS):
         began = clock.now()

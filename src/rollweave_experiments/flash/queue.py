@@ -1,5 +1,7 @@
-"""Queue scheduling: with half of the groups filtered for equal rewards, whole batches wait for their slowest again and
-again; a queue takes the next prompt, and 16 extra prompts in flight make up for the filtered ones in advance.
+"""Measures queue scheduling when half of the groups are filtered because of equal rewards.
+
+Whole batches wait for their slowest member again and again. A queue takes the next prompt at once, and 16 extra prompts
+in play replace the filtered ones in advance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figure 4: 2 H800 against 6 H20, which cost the same, for a prefill-heavy and a decode-heavy task."""
+"""Figure 4: compares 2 H800 with 6 H20, which cost the same, for a prefill-heavy and a decode-heavy task."""
 
 from __future__ import annotations
 

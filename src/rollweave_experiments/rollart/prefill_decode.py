@@ -1,4 +1,4 @@
-"""Prefill on H800 nodes and decode on H20 nodes, against both on every one of the same four nodes; SWE-bench."""
+"""Compares prefill on H800 nodes and decode on H20 nodes with both on each of the same four nodes, for SWE-bench."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All policies by name: who decides, on which pools, and how a job of the workload looks to them."""
+"""Lists all policies by name, each with its decider, its pools, and how it changes a job of the workload."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from rollweave.mux.model.state import ClusterState
 from rollweave.mux.simulation.replay import Decider
 
 
-def _as_it_is(job: MuxJob) -> MuxJob:
+def _unchanged(job: MuxJob) -> MuxJob:
     return job
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
+    """What a policy needs for a replay."""
+
     decider: Decider
     state: ClusterState = field(default_factory=ClusterState)
-    prepare: Callable[[MuxJob], MuxJob] = _as_it_is
+    prepare: Callable[[MuxJob], MuxJob] = _unchanged
 
 
 BASELINES: dict[str, Callable[[int], Setup]] = {
@@ -39,7 +41,7 @@ BASELINES: dict[str, Callable[[int], Setup]] = {
 }
 
 ALSO = {"solo": "solo-d", "verl": "colocated", "co-located": "colocated", "gavel": "gavel+", "mostidle": "most-idle"}
-"""Other names people use for them."""
+"""Other usual names of the policies."""
 
 
 def names() -> list[str]:
@@ -47,6 +49,7 @@ def names() -> list[str]:
 
 
 def setup(policy: str | MuxPolicy, seed: int) -> Setup:
+    """The setup of a policy, by its name or its settings."""
     if isinstance(policy, MuxPolicy):
         return Setup(Scheduler(policy))
     name = ALSO.get(policy.lower(), policy.lower())
