@@ -82,16 +82,8 @@ def constant(value: float) -> Constant:
     return Constant(type="constant", value=value)
 
 
-def uniform(low: float, high: float) -> Uniform:
-    return Uniform(type="uniform", low=low, high=high)
-
-
 def normal(mean: float, std: float) -> Normal:
     return Normal(type="normal", mean=mean, std=std)
-
-
-def lognormal(median: float, sigma: float, low: float = 0.0, high: float | None = None) -> LogNormal:
-    return LogNormal(type="lognormal", median=median, sigma=sigma, low=low, high=high)
 
 
 NOTHING = constant(0.0)
