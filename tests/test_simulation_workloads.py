@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 import pytest
 
-from rollweave.config.workload import Mixed, Part, TaskModel, constant, lognormal, normal, uniform
+from rollweave.config.workload import LogNormal, Mixed, Part, TaskModel, Uniform, constant, normal
 from rollweave.errors import ConfigError
 from rollweave.seeds import generator
 from rollweave.simulation.durations import sampler
@@ -50,9 +50,11 @@ def test_distributions_are_what_they_say() -> None:
     rng = generator(0, "test")
     draws = {
         "constant": [sampler(constant(3))(rng) for _ in range(10)],
-        "uniform": [sampler(uniform(2, 4))(rng) for _ in range(2000)],
+        "uniform": [sampler(Uniform(type="uniform", low=2, high=4))(rng) for _ in range(2000)],
         "normal": [sampler(normal(1, 5))(rng) for _ in range(2000)],
-        "lognormal": [sampler(lognormal(10, 1, 2, 50))(rng) for _ in range(2000)],
+        "lognormal": [
+            sampler(LogNormal(type="lognormal", median=10, sigma=1, low=2, high=50))(rng) for _ in range(2000)
+        ],
         "mixed": [
             sampler(Mixed(type="mixed", parts=(Part(weight=3, of=constant(0)), Part(weight=1, of=constant(1)))))(rng)
             for _ in range(2000)
