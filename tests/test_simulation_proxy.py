@@ -9,6 +9,7 @@ import pytest
 
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.fleet.proxy import LLMProxy
+from spans import request_of
 
 POOLS = {"a": [0, 2, 4], "b": [1, 3], "any": list(range(6))}
 
@@ -39,7 +40,7 @@ def test_every_trajectory_goes_to_the_least_busy_worker_of_its_pool(seed: int) -
                 continue
             tag, id = rng.choice(list(POOLS)), str(number)
             expected = min(POOLS[tag], key=lambda worker: (len(engines[worker].held), worker))
-            await proxy.generate(Request(f"{id}#1", id, [1], 0, Sampling(), tag))
+            await proxy.generate(request_of(f"{id}#1", id, [1], 0, Sampling(), tag))
             assert id in engines[expected].held
             open_ones.append(id)
 

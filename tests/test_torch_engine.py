@@ -103,7 +103,7 @@ def test_a_commit_in_the_middle_of_an_answer_makes_two_spans() -> None:
     assert (first.version, len(first.tokens)) == (0, 5)
     assert (second.version, len(second.tokens)) == (7, 7)
     assert_raw_logprobs(old, prompt, first)
-    assert_raw_logprobs(new, prompt + first.tokens, second)
+    assert_raw_logprobs(new, prompt + first.tokens.tolist(), second)
     stats = engine.stats()
     assert (stats.version, stats.checksum) == (7, checksum(new.state_dict()))
     assert stats.recomputed_tokens == 44  # all that had been computed: the prompt and four of five sampled tokens

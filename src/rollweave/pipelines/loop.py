@@ -49,7 +49,7 @@ class Parts:
     engines: Sequence[Engine] = ()
     tail: Tail | None = None
     """Of jobs with several rollout nodes that others may wait for."""
-    driver_state: Callable[[], str] = lambda: "{}"
+    driver_state: Callable[[], checkpoint.DriverFiles] = checkpoint.DriverFiles
     """What a checkpoint keeps of the driver, as JSON."""
     version: int = 0
     """Train steps completed."""

@@ -8,18 +8,17 @@ one), is set aside, and the one before it is used. Without any, the run starts a
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from rollweave.config.job import Job
-from rollweave.errors import ConfigError
+from rollweave.errors import ConfigError, RunFolderError
 from rollweave.observability import jsonl
-from rollweave.rollout.state import SchedulerState
+from rollweave.rollout.state import SchedulerState, adapter, pack, unpack
 from rollweave.runs.folder import RunFolder
 from rollweave.training import checkpoint
 
@@ -45,7 +44,7 @@ class LogMark:
 
 @dataclass(slots=True)
 class DriverState:
-    """`state/driver.json` of a checkpoint."""
+    """`state/driver.json` of a checkpoint, with its sidecar."""
 
     scheduler: SchedulerState = field(default_factory=SchedulerState)
     elapsed: float = 0.0
@@ -53,16 +52,15 @@ class DriverState:
     job: dict[str, Any] = field(default_factory=dict)
     """The job it was saved under, as in config.yaml: that file may have changed since."""
 
-    def dump(self) -> str:
-        """Exact: floats as Python writes them, infinities too. What JSON has no word for, in a user's data, as text."""
-        return json.dumps(_STATE.dump_python(self, mode="json", fallback=str))
+    def dump(self) -> checkpoint.DriverFiles:
+        return pack(_STATE, self)
 
     @classmethod
-    def load(cls, text: str) -> DriverState:
-        return _STATE.validate_python(json.loads(text))
+    def load(cls, files: checkpoint.DriverFiles) -> DriverState:
+        return unpack(_STATE, files)
 
 
-_STATE = TypeAdapter(DriverState)
+_STATE = adapter(DriverState)
 
 
 @dataclass(slots=True)
@@ -118,8 +116,10 @@ def find(folder: RunFolder) -> Start:
 def _read(path: Path, folder: RunFolder) -> tuple[DriverState | None, str | None]:
     try:
         driver = DriverState.load(checkpoint.read_driver(path))
+    except RunFolderError as error:
+        raise RunFolderError(f"{folder.path}: {error}") from None
     except (ValidationError, ValueError):
-        return None, f"{checkpoint.DRIVER} is of another version of Rollweave"
+        return None, f"{checkpoint.DRIVER} cannot be read"
     if driver.scheduler.version != checkpoint.step_of(path):
         return None, f"{checkpoint.DRIVER} is of version {driver.scheduler.version}"
     for name, mark in driver.logs.items():

@@ -43,7 +43,7 @@ from rollweave.runs.logbook import Logbook
 from rollweave.runs.resume import DriverState, Start, rewind
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.tasks import TaskSource
-from rollweave.training.checkpoint import newest
+from rollweave.training.checkpoint import DriverFiles, newest
 
 
 class interrupts:
@@ -221,7 +221,7 @@ class Session:
                 log.recorder.emit("run.end", reason=reason)
                 return reason
 
-    def _driver_state(self, parts: Parts, log: Logbook) -> str:
+    def _driver_state(self, parts: Parts, log: Logbook) -> DriverFiles:
         scheduler = parts.scheduler.state(parts.version)
         return DriverState(scheduler, log.elapsed(), log.marks(), self.job.model_dump(mode="json")).dump()
 

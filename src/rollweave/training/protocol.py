@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
 
@@ -22,7 +23,7 @@ class Trainer(Protocol):
         """Push the current weights to the weight store as `version`; returns their digests."""
         ...
 
-    async def save(self, folder: Path, driver: str) -> None:
+    async def save(self, folder: Path, driver: DriverFiles) -> None:
         """Write a checkpoint: a Hugging Face folder plus `state/`. Atomic: all of it or nothing.
 
         `driver` is the control plane's state as JSON; it goes to `state/driver.json`.

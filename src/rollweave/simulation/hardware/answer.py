@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 
-from rollweave.engines.protocol import Completion, Finish, Request
-from rollweave.simulation.hardware.environment import TOKEN
-from rollweave.simulation.repeated import repeated
-from rollweave.trajectory import Span, Transform
+import numpy as np
 
-LOGPROB = -1.0
+from rollweave.engines.protocol import Completion, Finish, Request
+from rollweave.trajectory import ENDLESS, Span, Transform, repeat_item
+
+LOGPROBS = repeat_item(np.array([-1.0], np.float32), ENDLESS)
 """Any finite number would do: nothing is learnt from modelled tokens."""
 
 
@@ -109,5 +109,6 @@ class GpuAnswer:
         if last is not None and (last.version, last.kv_version) == (version, kv_version):
             count += len(last.tokens)
             self.spans.pop()
-        logprobs = repeated(LOGPROB, count)
-        self.spans.append(Span(repeated(TOKEN, count), logprobs, logprobs, version, transform, kv_version))
+        # More of the token that its episode was shown: so the context of the next turn is one repeated token too.
+        tokens, logprobs = repeat_item(self.request.tokens[-1:], count), LOGPROBS[:count]
+        self.spans.append(Span(tokens, logprobs, logprobs, version, transform, kv_version))

@@ -30,7 +30,6 @@ from rollweave.seeds import generator
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.hardware.answer import GpuAnswer
 from rollweave.simulation.hardware.batch import ContinuousBatch, IdleCaches
-from rollweave.simulation.hardware.environment import Script
 from rollweave.simulation.world.engine import SyncModel, simulated_fingerprint
 from rollweave.weights.buckets import Fingerprint
 
@@ -66,27 +65,22 @@ class PrefillPool:
         self._known.pop(trajectory, None)
 
 
-def scripted(request: Request) -> int:
-    """The length of the answer, as the workload wrote it into the context."""
-    assert isinstance(request.tokens, Script), "a simulated engine needs scripted tokens, or an `answer_tokens`"
-    return request.tokens.answer
-
-
 class GpuEngine:
     def __init__(
         self,
         clock: Clock,
         costs: EngineCosts,
+        answer_tokens: Callable[[Request], int],
         *,
         in_flight: InFlight = "recompute",
         sync: SyncModel | None = None,
         number: int = 0,
         prefix_cache: bool = True,
-        answer_tokens: Callable[[Request], int] = scripted,
         recorder: Emitter | None = None,
         prefill: PrefillPool | None = None,
     ) -> None:
-        """`recorder` hears of every turn; with `prefill` this engine decodes what workers of that pool computed."""
+        """`answer_tokens` says how long the answer to a request will be; `recorder` hears of every turn;
+        with `prefill` this engine decodes what workers of that pool computed."""
         self._clock = clock
         self._batch = ContinuousBatch(costs, in_flight, prefix_cache)
         self._in_flight = in_flight

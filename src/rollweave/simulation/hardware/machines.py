@@ -23,10 +23,11 @@ from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.costs.training import TrainingCosts
 from rollweave.simulation.durations import Duration
 from rollweave.simulation.hardware.engine import GpuEngine, PrefillPool
-from rollweave.simulation.hardware.environment import ScriptedDialogue, WorkloadRewards, environments
+from rollweave.simulation.hardware.environment import ScriptedDialogue, Scripts, WorkloadRewards, environments
 from rollweave.simulation.hardware.judge import Judge, JudgeModel
 from rollweave.simulation.workloads.episode import Workload
 from rollweave.simulation.world.engine import SyncModel, simulated_fingerprint
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
@@ -50,7 +51,7 @@ class GpuTrainer:
         await self._clock.sleep(self._publish_seconds(generator(version, "publish")))
         return simulated_fingerprint(version)
 
-    async def save(self, folder: Path, driver: str) -> None:
+    async def save(self, folder: Path, driver: DriverFiles) -> None:
         pass
 
     async def load(self, folder: Path) -> None:
@@ -69,6 +70,7 @@ class Machines:
     core: GpuTrainer
     """The trainer itself, whatever it is wrapped in."""
     judge: Judge | None
+    scripts: Scripts
     prefill: PrefillPool | None = None
 
 
@@ -78,11 +80,12 @@ def build(
     """`recorder` hears of every turn; a `judge` may belong to several jobs."""
     sync = weight_model(scenario)
     prefill = _prefill(scenario, clock)
-    engines, pools = _engines(scenario, job, sync, clock, recorder, prefill)
+    scripts = Scripts()
+    engines, pools = _engines(scenario, job, sync, clock, recorder, prefill, scripts)
     core = GpuTrainer(clock, training_costs(scenario), sync.publish)
     shared = bool(scenario.cluster.of_role("colocated"))
     trainer: Trainer = TakingTurns(core, engines) if shared else core
-    return Machines(engines, pools, trainer, core, judge or make_judge(scenario, clock), prefill)
+    return Machines(engines, pools, trainer, core, judge or make_judge(scenario, clock), scripts, prefill)
 
 
 def _engines(
@@ -92,6 +95,7 @@ def _engines(
     clock: Clock,
     recorder: Emitter | None,
     prefill: PrefillPool | None,
+    scripts: Scripts,
 ) -> tuple[list[GpuEngine], list[Pool]]:
     engines: list[GpuEngine] = []
     pools: list[Pool] = []
@@ -109,6 +113,7 @@ def _engines(
                 GpuEngine(
                     clock,
                     costs,
+                    scripts.answer_tokens,
                     in_flight=job.in_flight,
                     sync=sync,
                     number=len(engines),
@@ -150,7 +155,7 @@ def stage(scenario: Scenario, job: Job, machines: Machines, workload: Workload, 
     return Stage(
         clock=clock,
         proxy=LLMProxy(machines.engines, affinity([pool.tasks for pool in machines.pools])),
-        environment=environments(scenario, workload, clock),
+        environment=environments(scenario, workload, clock, machines.scripts),
         dialogue=ScriptedDialogue(),
         scorer=WorkloadRewards(workload, machines.judge, clock),
         deadlines=job.rollout.deadlines,

@@ -41,6 +41,7 @@ from rollweave.simulation.recorded.recording import (
     unseen_report,
 )
 from rollweave.tasks import TaskSource
+from rollweave.training.checkpoint import DriverFiles
 
 DECISIONS = frozenset(
     {
@@ -121,9 +122,9 @@ class Player:
         except Exception as error:  # what the control plane raises is a result, and told where it is missed
             self._decided.append(Event(self.clock.now(), "run.failed", {"error": str(error)}))
 
-    def _save(self, parts: Parts) -> str:
+    def _save(self, parts: Parts) -> DriverFiles:
         self.saved = parts.scheduler.state(parts.version)
-        return ""
+        return DriverFiles()
 
     def _hear(self, event: Event) -> None:
         if event.name in DECISIONS:
