@@ -46,7 +46,7 @@ class NullEngine:
         self.answered += len(asked)
         for id, answer in asked:
             if not answer.done():
-                span = Span(ANSWER.copy(), LOGPROBS.copy(), LOGPROBS.copy(), self._version, TRANSFORM)
+                span = Span(ANSWER, LOGPROBS, LOGPROBS, self._version, TRANSFORM)
                 answer.set_result(Completion(id, [span], "stop", "left"))
 
     def abort(self, request_id: str) -> None:
@@ -93,10 +93,10 @@ class NullEnvironment:
 
 class NullDialogue:
     def open(self, observation: Observation) -> TokenIds:
-        return OBSERVATION.copy()
+        return OBSERVATION
 
     def reply(self, observation: Observation, answered_end: bool) -> TokenIds:
-        return OBSERVATION.copy()
+        return OBSERVATION
 
     def ended(self, answer: TokenIds) -> bool:
         return True

@@ -79,6 +79,14 @@ def repeat_item(item: NDArray[Number], count: int) -> NDArray[Number]:
     return np.ndarray((count,), item.dtype, item, 0, (0,))
 
 
+NO_MEMORY = np.empty(0, np.int32)
+NO_TOKENS = NO_MEMORY.view()
+NO_TOKENS.flags.writeable = False
+
+FIRST_ROOM = 512
+"""Tokens that a context has room for before it moves for the first time."""
+
+
 class TokenBuffer:
     """A context that grows at its end.
 
@@ -90,8 +98,8 @@ class TokenBuffer:
     __slots__ = ("_memory", "_readable", "_room", "_size")
 
     def __init__(self, tokens: TokenIds | None = None) -> None:
-        self._size = 0
-        self._use(np.empty(0, np.int32), 0)
+        self._memory, self._readable = NO_MEMORY, NO_TOKENS
+        self._room = self._size = 0
         if tokens is not None:
             self.extend(tokens)
 
@@ -125,15 +133,14 @@ class TokenBuffer:
         return self._memory.strides == (0,) and self._memory.item(0) == tokens.item(0)
 
     def _make_room(self, size: int) -> None:
-        room = max(64, 2 * size)
+        room = max(FIRST_ROOM, 2 * size)
         memory = np.empty(room, np.int32)
         memory[: self._size] = self.view()
         self._use(memory, room)
 
     def _use(self, memory: TokenIds, room: int) -> None:
         self._memory = memory
-        self._room = room
-        """Tokens that may be written: none where they are only counted."""
+        self._room = room  # none where tokens are only counted
         self._readable = memory.view()
         self._readable.flags.writeable = False
 

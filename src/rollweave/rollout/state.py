@@ -99,7 +99,8 @@ class _Sidecar:
 def adapter(kind: type[State]) -> TypeAdapter[State]:
     """What `pack` and `unpack` need to know of a type."""
     # As one of a union, because pydantic takes a configuration for a dataclass only from that class itself.
-    return TypeAdapter(kind | None, config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[arg-type]
+    exact = ConfigDict(arbitrary_types_allowed=True, ser_json_inf_nan="constants")
+    return TypeAdapter(kind | None, config=exact)  # type: ignore[arg-type]
 
 
 def pack(known: TypeAdapter[State], state: State) -> DriverFiles:
