@@ -43,7 +43,7 @@ def shown(tokens: int, answer: int) -> TokenIds:
 
 
 def gpu_engine(clock: Clock, model: EngineCosts, **options: Any) -> GpuEngine:
-    return GpuEngine(clock, model, lambda request: request.tokens.item(-1), **options)
+    return GpuEngine(clock, model, lambda request: shown(request.tokens.item(-1), 0), **options)
 
 
 def versions(completion: Completion) -> list[tuple[int | None, int]]:

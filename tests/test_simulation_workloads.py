@@ -153,14 +153,14 @@ def test_simulated_spans_and_contexts_own_no_memory(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_workload_says_how_long_an_answer_is() -> None:
-    scripts, dialogue = Scripts(), ScriptedDialogue()
-    one, other = scripts.begin(), scripts.begin()
+    scripts = Scripts()
+    dialogue, one, other = ScriptedDialogue(scripts), scripts.begin(), scripts.begin()
     context = TokenBuffer(dialogue.open(scripts.show(one, tokens=10, answer=5)))
     scripts.show(other, tokens=3, answer=9)
-    context.extend(context.view()[:5])
-    assert scripts.answer_tokens(Request("a#1", "a", context.view(), 0, Sampling())) == 5
+    context.extend(answer := scripts.answer(Request("a#1", "a", context.view(), 0, Sampling())))
+    assert len(answer) == 5
     context.extend(dialogue.reply(scripts.show(one, tokens=7, answer=2), answered_end=True))
-    assert (len(context), scripts.answer_tokens(Request("a#2", "a", context.view(), 0, Sampling()))) == (22, 2)
+    assert (len(context), len(scripts.answer(Request("a#2", "a", context.view(), 0, Sampling())))) == (22, 2)
 
 
 # ----------------------------------------------------------------------------------------------- a recorded run

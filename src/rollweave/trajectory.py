@@ -83,6 +83,9 @@ NO_MEMORY = np.empty(0, np.int32)
 NO_TOKENS = NO_MEMORY.view()
 NO_TOKENS.flags.writeable = False
 
+NOTHING = object()
+"""Is no array's base."""
+
 FIRST_ROOM = 512
 """Tokens that a context has room for before it moves for the first time."""
 
@@ -95,11 +98,12 @@ class TokenBuffer:
     A buffer that has only seen one repeated token of a simulation owns no memory either: it counts.
     """
 
-    __slots__ = ("_memory", "_readable", "_room", "_size")
+    __slots__ = ("_memory", "_readable", "_repeated", "_room", "_size")
 
     def __init__(self, tokens: TokenIds | None = None) -> None:
         self._memory, self._readable = NO_MEMORY, NO_TOKENS
         self._room = self._size = 0
+        self._repeated: object = NOTHING
         if tokens is not None:
             self.extend(tokens)
 
@@ -114,7 +118,7 @@ class TokenBuffer:
 
     def extend(self, tokens: TokenIds) -> None:
         end = self._size + len(tokens)
-        if tokens.strides != (0,) or not self._only_counts(tokens):
+        if tokens.base is not self._repeated and not self._only_counts(tokens):
             if end > self._room:
                 self._make_room(end)
             self._memory[self._size : end] = tokens
@@ -125,11 +129,13 @@ class TokenBuffer:
         return self._readable[: self._size]
 
     def _only_counts(self, tokens: TokenIds) -> bool:
-        """Whether nothing has to be written for these tokens of stride 0."""
-        if not len(tokens):
-            return True
+        """Whether nothing has to be written: for one repeated token in a buffer that is empty or repeats it too."""
+        if tokens.strides != (0,) or not len(tokens):
+            return not len(tokens)
         if self._size == 0:
             self._use(repeat_item(tokens[:1], ENDLESS), 0)
+            if isinstance(tokens.base, np.ndarray) and tokens.base.size == 1:
+                self._repeated = tokens.base
         return self._memory.strides == (0,) and self._memory.item(0) == tokens.item(0)
 
     def _make_room(self, size: int) -> None:
@@ -139,6 +145,7 @@ class TokenBuffer:
         self._use(memory, room)
 
     def _use(self, memory: TokenIds, room: int) -> None:
+        self._repeated = NOTHING
         self._memory = memory
         self._room = room  # none where tokens are only counted
         self._readable = memory.view()

@@ -31,6 +31,7 @@ from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.hardware.answer import GpuAnswer
 from rollweave.simulation.hardware.batch import ContinuousBatch, IdleCaches
 from rollweave.simulation.world.engine import SyncModel, simulated_fingerprint
+from rollweave.trajectory import TokenIds
 from rollweave.weights.buckets import Fingerprint
 
 
@@ -70,7 +71,7 @@ class GpuEngine:
         self,
         clock: Clock,
         costs: EngineCosts,
-        answer_tokens: Callable[[Request], int],
+        script: Callable[[Request], TokenIds],
         *,
         in_flight: InFlight = "recompute",
         sync: SyncModel | None = None,
@@ -79,14 +80,14 @@ class GpuEngine:
         recorder: Emitter | None = None,
         prefill: PrefillPool | None = None,
     ) -> None:
-        """`answer_tokens` says how long the answer to a request will be; `recorder` hears of every turn;
+        """`script` says what the answer to a request will be; `recorder` hears of every turn;
         with `prefill` this engine decodes what workers of that pool computed."""
         self._clock = clock
         self._batch = ContinuousBatch(costs, in_flight, prefix_cache)
         self._in_flight = in_flight
         self._sync = sync or SyncModel()
         self._number = number
-        self._answer_tokens = answer_tokens
+        self._script = script
         self._recorder = recorder
         self._prefill = prefill
         self._timer: asyncio.TimerHandle | None = None
@@ -99,7 +100,7 @@ class GpuEngine:
     # ------------------------------------------------------------------------------------------------ the contract
 
     def generate(self, request: Request) -> Awaitable[Completion]:
-        turn = GpuAnswer(request, self._answer_tokens(request), self._clock.loop)
+        turn = GpuAnswer(request, self._script(request), self._clock.loop)
         self._batch.stats.sampled_tokens -= turn.drawn  # begun elsewhere, and counted there
         if self._prefill is None:
             self._enter(turn)

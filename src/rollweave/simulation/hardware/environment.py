@@ -3,7 +3,7 @@
 In a simulation the workload knows the whole episode: how long each observation is and how long each answer. Every
 episode has a number, and all its tokens have that number as their id: the environment says in its observation how many
 tokens it shows, the dialogue repeats the number as often (in an array that owns no memory), and the engine reads the
-number from its request and asks the `Scripts` how long the answer is.
+number from its request and asks the `Scripts` for the answer.
 
 An environment that plays what the workload wrote, and the rule that scores it.
 
@@ -33,40 +33,51 @@ from rollweave.simulation.hardware.judge import Judge
 from rollweave.simulation.workloads.episode import NEVER, EpisodeScript, Workload
 from rollweave.simulation.world.environment import StepRewards
 from rollweave.tasks import Task
-from rollweave.trajectory import TokenIds, Trajectory, repeat_item
+from rollweave.trajectory import ENDLESS, TokenIds, Trajectory, repeat_item
 
 
 class Scripts:
-    """How long the answer is that each open episode waits for, by the episode's number."""
+    """The episodes that are open, by number: their tokens, and how long the answer is that each waits for."""
 
     def __init__(self) -> None:
         self._begun = 0
+        self._tokens: dict[int, TokenIds] = {}
         self._answers: dict[int, int] = {}
 
     def begin(self) -> int:
         """The number of a new episode."""
-        self._begun += 1
-        return self._begun
+        self._begun = number = self._begun + 1
+        self._tokens[number] = repeat_item(np.array([number], np.int32), ENDLESS)
+        return number
 
     def show(self, number: int, tokens: int, answer: int) -> str:
         """What an environment shows: so many tokens, to which the answer will have `answer`."""
         self._answers[number] = answer
         return f"{tokens} {number}"
 
-    def answer_tokens(self, request: Request) -> int:
-        return self._answers[request.tokens.item(-1)]
+    def observation(self, shown: str) -> TokenIds:
+        """The tokens of what `show` wrote."""
+        tokens, number = shown.split()
+        return self._tokens[int(number)][: int(tokens)]
+
+    def answer(self, request: Request) -> TokenIds:
+        number = request.tokens.item(-1)
+        return self._tokens[number][: self._answers[number]]
 
     def end(self, number: int) -> None:
+        del self._tokens[number]
         self._answers.pop(number, None)
 
 
 class ScriptedDialogue:
-    """Renders what `Scripts.show` wrote."""
+    """Renders what the scripts show."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
 
     def open(self, observation: Observation) -> TokenIds:
         assert isinstance(observation, str)
-        tokens, number = observation.split()
-        return repeat_item(np.array([int(number)], np.int32), int(tokens))
+        return self._scripts.observation(observation)
 
     def reply(self, observation: Observation, answered_end: bool) -> TokenIds:
         return self.open(observation)
