@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollweave.weights import buckets, store
-from rollweave.weights.buckets import BLOCK_BYTES, Fingerprint, WeightMismatch, checksum
+from rollweave.weights.buckets import BLOCK_BYTES, Fingerprint, RawTensor, WeightMismatch, checksum
 from rollweave.weights.store import MemoryStore, SharedMemoryStore, WeightStore, WeightStoreError
 
 SMALL_MB = BLOCK_BYTES / 2**20
@@ -24,9 +24,13 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> WeightStore:
     return MemoryStore(SMALL_MB) if request.param == "memory" else SharedMemoryStore(tmp_path, SMALL_MB)
 
 
+def array_of(tensor: RawTensor) -> np.ndarray:
+    return tensor.data.copy().view(tensor.dtype).reshape(tensor.shape)
+
+
 def pulled(weights: WeightStore, version: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    weights.pull(version, lambda name, tensor: found.update({name: np.array(tensor)}))
+    weights.pull(version, lambda name, tensor: found.update({name: array_of(tensor)}))
     return found
 
 
@@ -154,6 +158,30 @@ def test_a_half_pushed_version_is_invisible_and_swept_up_by_the_next(
     assert len(list(tmp_path.iterdir())) == 4 <= left_behind + 1  # two versions, two files each
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float16, torch.int64, torch.bool])
+def test_types_that_numpy_has_no_word_for_travel_too(any_store: WeightStore, dtype: torch.dtype) -> None:
+    sent = {name: tensor.to(dtype) for name, tensor in tensors().items()} | {"empty": torch.empty(0, 3, dtype=dtype)}
+    pushed = any_store.push(1, sent)
+    received: dict[str, torch.Tensor] = {}
+
+    def into(name: str, raw: RawTensor) -> None:
+        assert raw.dtype == str(dtype).removeprefix("torch.")
+        received[name] = torch.empty(raw.shape, dtype=dtype)
+        if len(raw.data):
+            received[name].copy_(torch.from_numpy(raw.data).view(dtype).reshape(raw.shape))
+
+    assert any_store.pull(1, into) == pushed
+    assert pushed.checksum == checksum(sent) == checksum(received)
+    for name, tensor in sent.items():
+        assert received[name].dtype == dtype and received[name].shape == tensor.shape
+        assert np.array_equal(RawTensor.of(received[name]).data, RawTensor.of(tensor).data)
+
+
+def test_the_same_bytes_of_another_type_have_another_checksum() -> None:
+    halves = torch.arange(8, dtype=torch.bfloat16)
+    assert checksum({"a": halves}) != checksum({"a": halves.view(torch.float16)})
+
+
 def test_a_reader_is_not_disturbed_by_the_same_version_pushed_again(tmp_path: Path) -> None:
     shared = SharedMemoryStore(tmp_path, SMALL_MB)
     shared.push(2, tensors(1))
@@ -162,7 +190,7 @@ def test_a_reader_is_not_disturbed_by_the_same_version_pushed_again(tmp_path: Pa
     def into(name: str, tensor: Any) -> None:
         if not seen:
             shared.push(2, tensors(2))
-        seen[name] = np.array(tensor)
+        seen[name] = array_of(tensor)
 
     shared.pull(2, into)
     assert all(np.array_equal(seen[name], tensor.numpy()) for name, tensor in tensors(1).items())
@@ -194,7 +222,7 @@ def test_the_checksum_does_not_depend_on_the_cut_and_nothing_is_lost(sizes: list
     assert manifest.fingerprint.checksum == checksum(arrays)
     found: dict[str, Any] = {}
     flat = np.concatenate([*written, np.zeros(0, np.uint8)])
-    buckets.unpack(manifest, flat, lambda name, tensor: found.update({name: np.array(tensor)}))
+    buckets.unpack(manifest, flat, lambda name, tensor: found.update({name: array_of(tensor)}))
     assert all(np.array_equal(found[name], array) for name, array in arrays.items())
     total = sum(array.nbytes for array in arrays.values())
     assert len(manifest.fingerprint.buckets) <= total // max(BLOCK_BYTES, bucket) + 1

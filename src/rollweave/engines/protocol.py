@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from rollweave.trajectory import Span, TokenIds, Transform
-from rollweave.weights.buckets import Fingerprint
+from rollweave.weights.buckets import Fingerprint, Into
 
-Pull = Callable[[Callable[[str, Any], None]], Fingerprint]
-"""Hands the tensors of a version (name as in Hugging Face, contents) to a function, one by one, each verified."""
+Pull = Callable[[Into], Fingerprint]
+"""Hands the tensors of a version (name as in Hugging Face, bytes) to a function, one by one, each verified."""
 
 Finish = Literal["stop", "length", "aborted"]
 

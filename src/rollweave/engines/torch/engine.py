@@ -38,7 +38,7 @@ from rollweave.engines.torch.weights import Architecture, FusedWeights, rope_tab
 from rollweave.errors import ModelError
 from rollweave.policies.forward import load_model
 from rollweave.trajectory import Span, TokenBuffer, TokenIds, Transform, logprob_array, token_ids
-from rollweave.weights.buckets import Fingerprint, Into, checksum
+from rollweave.weights.buckets import Fingerprint, Into, RawTensor, checksum
 
 
 @dataclass(slots=True)
@@ -411,4 +411,4 @@ class TorchEngine:
 
 def _hand_over(tensors: Mapping[str, Any], into: Into) -> None:
     for name, tensor in tensors.items():
-        into(name, tensor)
+        into(name, RawTensor.of(tensor))
