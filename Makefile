@@ -46,12 +46,14 @@ quickstart: $(CORE) ## train a small agent to play FrozenLake, in a few minutes
 test: $(DEV) ## the fast tests
 	@$(BIN)/pytest -n auto --dist worksteal -m "not slow and not llm"
 
-lint: $(DEV) ## ruff, mypy --strict, and what the control plane may not do
+lint: $(DEV) ## ruff, mypy --strict, layers, what the control plane may not do, names in docs that do not exist
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy tools
+	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/python -m tools.lint_control_plane
+	@$(BIN)/python -m tools.lint_names
 
 BENCH ?= engine
 bench: $(DEV) ## measure the engine, or BENCH=control, weights, async, learning, waste (docs/benchmarks.md)

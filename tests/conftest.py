@@ -7,10 +7,29 @@ HYPOTHESIS_PROFILE=explore pytest tests/test_pipelines_virtual.py
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from contracts.ray_workers import RayWorkers
+
+pytest.register_assert_rewrite("contracts")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("explore", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+@pytest.fixture(scope="session")
+def ray_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayWorkers]:
+    """Ray and a tiny policy, for whatever contract wants a worker in a process of its own."""
+    from contracts.ray_workers import RayWorkers, private_ray
+    from training_data import tiny_policy
+
+    policy = tiny_policy(tmp_path_factory.mktemp("policy") / "tiny")
+    with private_ray():
+        yield RayWorkers(policy, tmp_path_factory.mktemp("weights"))

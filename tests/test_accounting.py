@@ -10,14 +10,16 @@ import pytest
 from rollweave.clock import run_virtual
 from rollweave.config.job import Job
 from rollweave.observability import catalogue
-from rollweave.observability.accounting import Accountant
+from rollweave.observability.accounting import FAILURES, Accountant
 from rollweave.observability.bias import DurationBias, survival_mean
 from rollweave.observability.events import Event
 from rollweave.observability.meters import CAUSES, QueueMeter, SlotMeter, TokenBooks
 from rollweave.rollout.ledger import AttemptEnd
 from rollweave.simulation.durations import constant, lognormal
 from rollweave.simulation.world.environment import EnvironmentModel
+from rollweave.simulation.world.hosts import TransportModel
 from rollweave.simulation.world.world import SimulatedRun, World, simulate
+from virtual_worlds import make_job, rollart
 
 # ------------------------------------------------------------------------------------------------------ by hand
 
@@ -150,6 +152,20 @@ def test_the_late_word_of_an_old_attempt_does_not_throw_the_new_one_away():
     assert bias.sample(9.0)["bias/duration"] == 0.0
 
 
+def test_a_new_attempt_may_fail_before_the_cancelled_one_is_reported():
+    bias = DurationBias()
+    played(bias, [4.0, 2.0], drop_at=9.0)
+    bias.begin("0.2.0", 0.0)
+    bias.throw_away("0.2.0")  # a requeue cancels it ...
+    bias.begin("0.2.1", 3.0)  # ... and plays the member again
+    bias.end("0.2.1", 3.5, 5, natural=False, failed=True)
+    assert bias.sample(4.0)["bias/tokens"] == 0.0  # what the first attempt sampled is not known yet
+    bias.end("0.2.0", 4.5, 35, natural=False)
+    # Now it is: at least 35 were started, and what is kept so far is an attempt of at least 5. The curve of what was
+    # started is 1 until 20, then 2/3, that of what is kept 1 until 20, then 1/2; both stop at 40.
+    assert bias.sample(5.0)["bias/tokens"] == pytest.approx((20 + 20 / 2) / (20 + 20 * 2 / 3) - 1)
+
+
 def test_whoever_waits_has_no_bias_at_any_moment_though_the_long_ones_still_run():
     draw, bias = random.Random(0), DurationBias()
     ends: list[tuple[float, str]] = []
@@ -218,7 +234,7 @@ def job(pipeline: dict[str, Any], steps: int = 3, **rollout: Any) -> Job:
             "environment": {"type": "frozen_lake"},
             "pipeline": pipeline,
             "rollout": numbers,
-            "training": {"steps": steps, "loss": {"denominator": "behaviour"}},
+            "training": {"steps": steps},
             "evaluation": {"every": 0},
         }
     )
@@ -306,7 +322,7 @@ def test_generated_is_trained_and_wasted_and_in_flight(pipeline: dict[str, Any])
     booked = total(result, "tokens/trained") + total(result, "tokens/wasted/")
     assert total(result, "tokens/generated") == booked + int(last["tokens/in_flight"])  # type: ignore[arg-type]
     assert total(result, "tokens/wasted/lost") == sum(witness.redrawn.values())
-    open_attempts = result.parts.scheduler.ledger.open_attempts
+    open_attempts = result.loop.scheduler.ledger.open_attempts
     held = sum(len(one.tokens) for id, one in witness.answered.items() if id.split("#")[0] in open_attempts)
     assert last["tokens/in_flight"] == held + sum(witness.abandoned.values())  # cut off when the world ended
 
@@ -320,6 +336,40 @@ def test_waiting_wastes_nothing_and_has_no_bias_and_dropping_does():
     assert last["tokens/wasted_share"] == pytest.approx(wasted / (wasted + trained))
     assert wasted > 0
     assert float(last["bias/duration"]) < -0.05  # type: ignore[arg-type]
+
+
+def failed_before_the_cancelled_one_was_reported(events: list[Event]) -> list[int]:
+    """The steps at whose end all that a member's attempts had reported were failures, and one had not reported."""
+    outcomes: dict[str, dict[str, str]] = {}
+    steps = []
+    for event in events:
+        if event.name == "episode.begin":
+            outcomes.setdefault(event.data["id"].rpartition(".")[0], {})[event.data["id"]] = "none yet"
+        elif event.name == "trajectory.end":
+            outcomes[event.data["id"].rpartition(".")[0]][event.data["id"]] = event.data["outcome"]
+        elif event.name == "phase.end" and event.data["phase"] == "eval":  # a row is written right after
+            members = [list(attempts.values()) for attempts in outcomes.values()]
+            failed_first = [one for one in members if one[-1] in FAILURES and set(one) - FAILURES == {"none yet"}]
+            if failed_first:
+                steps.append(event.data["step"])
+    return steps
+
+
+def test_a_requeue_run_outlives_a_failure_that_is_reported_before_the_cancelled_attempt():
+    """Messages of half a second, a fifth of them lost: a cancelled episode may be reported seconds later."""
+    world = World(
+        token_seconds=constant(0.2),
+        environment=EnvironmentModel(
+            turns=lambda rng: rng.randint(1, 5), step_seconds=lognormal(0.5, 2.0), failure_rate=0.02
+        ),
+        train_seconds=constant(2.0),
+        transport=TransportModel(lognormal(0.5, 1.0), drop_rate=0.2),
+        hosts=2,
+    )
+    result = run(make_job(rollart(1, policy="requeue"), seed=6, steps=8), world)  # found by a search over seeds
+    assert failed_before_the_cancelled_one_was_reported(result.recorder.events), "the seed no longer meets the case"
+    assert len(result.rows) == 8
+    assert all(-1.0 < float(row["bias/tokens"]) < 1.0 for row in result.rows[1:])  # type: ignore[arg-type]
 
 
 def test_evaluations_stand_beside_the_books():

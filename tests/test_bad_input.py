@@ -133,7 +133,11 @@ def assert_said(ended: Ended, *parts: str) -> None:
         ("  max_turns: 3", "  max_turn: 3", ["job.yaml:8", "max_turn", "did you mean max_turns?"]),
         ("  group_size: 2", "  group_size: two", ["job.yaml:6", "rollout.group_size", "a whole number", '"two"']),
         ("  group_size: 2", "  group_size: 1", ["rollout.group_size is 1", "set it to 2 or more"]),
-        ("pipeline: {type: sync+}", "pipeline: {type: rollart}", ["training.loss.denominator must be chosen"]),
+        (
+            "training: {steps: 2}\npipeline: {type: sync+}",
+            "training: {steps: 2, loss: {denominator: proximal}}\npipeline: {type: rollart, alpha: 2}",
+            ["job.yaml:11", "denominator=proximal ignores staleness", "staleness bound (alpha) 2", "remove it"],
+        ),
         ("name: small", "name: [", ["job.yaml:"]),
     ],
 )

@@ -105,11 +105,10 @@ def test_a_run_that_never_gets_there_is_counted_as_such() -> None:
 
 
 def test_every_variant_of_the_learning_bench_is_a_valid_job() -> None:
-    from bench.learning.variants import FILE
-
     chosen = variants([*LOSSES, WRONG], [1, 4])
-    jobs = [load_job(FILE, variant.overrides) for variant in chosen]
+    jobs = [variant.job() for variant in chosen]
     assert [job.alpha for job in jobs] == [variant.alpha for variant in chosen]
+    assert [job.training.ignores_staleness for job in jobs] == [variant.loss == WRONG for variant in chosen]
     assert all(job.training.minibatches == 1 for job in jobs), "else the losses differ on fresh data too"
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Stands in for what the commands call, and writes down how it is called."""
     made: list[Any] = []
 
-    def train_job(job: Job, out: Path | None, resume: bool = False) -> Path:
+    def train_job(job: Job, out: Path | None, resume: bool = False, permits: object = None) -> Path:
         made.append((job, out, resume) if resume else (job, out))
         return out or Path("runs/x")
 
@@ -38,11 +36,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append((target, overrides, tasks))
         return {"reward": 0.5, "tasks": tasks}
 
-    # Modules of their own, so that the real ones and torch need not be loaded.
-    for module, function in (("train", train_job), ("evaluate", evaluate)):
-        stand_in = ModuleType(f"rollweave.runs.{module}")
-        setattr(stand_in, function.__name__, function)
-        monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    monkeypatch.setattr("rollweave.runs.train.train_job", train_job)
+    monkeypatch.setattr("rollweave.runs.evaluate.evaluate", evaluate)
     return made
 
 

@@ -17,7 +17,6 @@ from rollweave.runtimes.layout import EngineSeat, Layout, layout
 JOB = """
 model: {type: tiny}
 environment: {type: frozen_lake}
-training: {loss: {denominator: behaviour}}
 """
 MEASURED = """
 devices:

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleets import fleet_of
 from rollweave.clock import Clock, run_virtual
-from rollweave.config.job import Deadlines, Job
+from rollweave.config.control import Deadlines
+from rollweave.config.job import Job
 from rollweave.engines.protocol import Completion, EngineStats, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.fleet.proxy import LLMProxy
@@ -165,7 +167,7 @@ def run(seconds: float, *, limit: int | None = None) -> tuple[float, list[int]]:
             again = Lease(str(number), number, 0, 0, Task("t", "t", number), number, Sampling(), 0)
             dispatcher.submit([again], next_episode)
 
-        adaptive = AdaptiveConcurrency([engine], dispatcher, clock, recorder, floor=4, ceiling=CEILING)
+        adaptive = AdaptiveConcurrency(fleet_of([engine]), dispatcher, clock, recorder, floor=4, ceiling=CEILING)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(host.run())]
             if limit is None:
@@ -200,11 +202,12 @@ def test_a_job_that_asks_for_it_is_adapted_and_ends_as_usual() -> None:
             "model": {"type": "tiny"},
             "environment": {"type": "frozen_lake"},
             "rollout": numbers,
-            "training": {"steps": 4, "loss": {"denominator": "behaviour"}},
+            "training": {"steps": 4},
             "evaluation": {"every": 0},
         }
     )
     world = World(token_seconds=constant(2.0))
     done = run_virtual(lambda clock: simulate(job, world, clock))
     assert len(done.rows) == 4
-    assert done.parts.concurrency._dispatcher.limit == 16, "nothing was evicted"
+    assert not done.recorder.named("concurrency.change"), "nothing was evicted"
+    assert [event.data["limit"] for event in done.recorder.named("concurrency.begin")] == [16]

@@ -9,9 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tools.reference import markdown
 
+from rollweave.config.control import RollArtPipeline, SyncPipeline
 from rollweave.config.document import dump, parse
 from rollweave.config.environments import PromptsConfig, PythonEnvironmentConfig
-from rollweave.config.job import InlineRuntime, Job, LocalModel, RayRuntime, RollArtPipeline, SyncPipeline, TinyModel
+from rollweave.config.job import InlineRuntime, Job, LocalModel, RayRuntime, TinyModel
 from rollweave.config.load import dump_job, load_job, parse_job
 from rollweave.errors import ConfigError
 
@@ -178,8 +179,8 @@ def test_all_problems_are_listed(tmp_path: Path) -> None:
 
 
 def test_a_contradiction_names_the_file_and_the_key(tmp_path: Path) -> None:
-    message = refused(tmp_path, GOOD.replace("type: sync+", "type: rollart"))
-    assert message.startswith("job.yaml:7: training.loss.denominator must be chosen with rollart at alpha 1")
+    message = refused(tmp_path, GOOD.replace("type: sync+", "type: rollart") + "  loss: {denominator: proximal}\n")
+    assert message.startswith("job.yaml:10: training.loss.denominator=proximal ignores staleness, but rollart trains")
 
 
 @pytest.mark.parametrize(
@@ -283,6 +284,56 @@ def test_list_items_go_by_position(tmp_path: Path) -> None:
 def test_a_bad_override_is_named(tmp_path: Path, override: str, complaint: str) -> None:
     text = GOOD + "rewards: [{function: 'm:f'}]\n"
     assert refused(tmp_path, text, override).startswith(complaint)
+
+
+# ------------------------------------------------------------------------------------- sections as one text
+
+
+@pytest.mark.parametrize(
+    ("text", "section"),
+    [
+        ("tiny", {"type": "tiny"}),
+        ("smollm2", {"type": "smollm2-135m"}),
+        ("./m", {"type": "local", "path": "./m"}),
+        ("../models/m", {"type": "local", "path": "../models/m"}),
+        ("/models/m", {"type": "local", "path": "/models/m"}),
+        ("Qwen/Qwen3-0.6B", {"type": "hub", "name": "Qwen/Qwen3-0.6B"}),
+    ],
+)
+def test_a_model_may_be_one_text(tmp_path: Path, text: str, section: dict[str, str]) -> None:
+    short = load_job(write(tmp_path, f"model: {text}\nenvironment: frozen_lake\n"))
+    assert short == load_job(write(tmp_path, f"model: {section}\nenvironment: {{type: frozen_lake}}\n"))
+    assert load_job(write(tmp_path, dump_job(short))) == short
+    assert load_job(write(tmp_path, GOOD), [f"model={text}"]).model == short.model
+
+
+def test_an_environment_may_be_one_text(tmp_path: Path) -> None:
+    own = load_job(write(tmp_path, "model: tiny\nenvironment: envs/e.py:E\n")).environment
+    assert own == PythonEnvironmentConfig(type="python", target=f"{tmp_path}/envs/e.py:E")
+    message = refused(tmp_path, "model: tiny\nenvironment: frozen_lak\n")
+    assert message.startswith('job.yaml:2: environment.type: no such type "frozen_lak"; did you mean frozen_lake?')
+
+
+def test_overrides_reach_into_a_section_that_is_one_text(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: tiny\nenvironment: frozen_lake\n")
+    job = load_job(path, ["model.warm_start.steps=0", "environment.size=8"])
+    assert isinstance(job.model, TinyModel) and job.model.warm_start.steps == 0
+    assert job.environment.size == 8  # type: ignore[union-attr]
+    assert load_job(path, ["model.type=local", "model.path=m"]).model == LocalModel(type="local", path=f"{tmp_path}/m")
+
+
+@pytest.mark.parametrize("overrides", [[], ["model.hidden=32"]])
+def test_a_text_that_is_no_model_is_refused_with_what_may_stand_there(tmp_path: Path, overrides: list[str]) -> None:
+    message = refused(tmp_path, "model: tinny\nenvironment: frozen_lake\n", *overrides)
+    assert message == (
+        "job.yaml:1: model: no model 'tinny'; write tiny, smollm2, a folder (./tinny) or a model of the hub "
+        "(Qwen/Qwen3-0.6B)"
+    )
+
+
+def test_a_name_of_the_hub_has_two_parts(tmp_path: Path) -> None:
+    message = refused(tmp_path, "model: {type: hub, name: Qwen3}\nenvironment: frozen_lake\n")
+    assert message == "job.yaml:1: model.name: expected organisation/name, as in Qwen/Qwen3-0.6B, got 'Qwen3'"
 
 
 # ------------------------------------------------------------------------------------- files, and the way back

@@ -21,7 +21,7 @@ from bench.control.null import NullDialogue, NullEngine, NullScorer
 from tests.hanging_world import HOST, Patient
 
 from rollweave.clock import Clock, run_wall
-from rollweave.config.job import Deadlines
+from rollweave.config.control import Deadlines
 from rollweave.engines.protocol import Sampling
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.registry import EnvironmentFactory, ObjectMaker

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollweave.clock import WIND_DOWN_SECONDS, Clock, run_virtual
-from rollweave.config.job import Deadlines
+from rollweave.config.control import Deadlines
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.fleet.proxy import LLMProxy

@@ -10,7 +10,7 @@ from mux_worlds import plain_job, scenario
 from rollweave.errors import ConfigError
 from rollweave.mux.baselines.bound import lower_bound
 from rollweave.mux.baselines.gavel import best_shares
-from rollweave.mux.baselines.opt import Cells, Opt, Regroup, moved, pack, partition
+from rollweave.mux.baselines.opt import Cells, Opt, Regroup, jobs_that_move, pack, partition
 from rollweave.mux.baselines.simple import MostIdle, idle
 from rollweave.mux.decisions.scheduler import Scheduler
 from rollweave.mux.model.group import CoGroup, phases_at
@@ -85,7 +85,7 @@ def test_opt_keeps_every_slo_and_costs_no_more_than_rollmux() -> None:
 
 
 def test_opt_refuses_what_it_cannot_know() -> None:
-    with pytest.raises(ConfigError, match="one node only"):
+    with pytest.raises(ConfigError, match="only jobs of one node"):
         Replay(Opt()).run([(0.0, plain_job("a", 60, 40, n_train=2))])
 
 
@@ -181,9 +181,9 @@ def test_regroup_pays_for_its_moves() -> None:
 
 def test_who_moves_is_who_leaves_the_larger_part() -> None:
     home = {"a": 1, "b": 1, "c": 2, "d": 3}
-    assert moved([frozenset("abc"), frozenset("d")], home) == ["c"]
-    assert moved([frozenset("ab"), frozenset("c"), frozenset("d")], home) == []
-    assert moved([frozenset("ac"), frozenset("bd")], home) in (
+    assert jobs_that_move([frozenset("abc"), frozenset("d")], home) == ["c"]
+    assert jobs_that_move([frozenset("ab"), frozenset("c"), frozenset("d")], home) == []
+    assert jobs_that_move([frozenset("ac"), frozenset("bd")], home) in (
         ["a", "b"],
         ["b", "c"],
         ["c", "d"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from mux_daemon_stage import Theatre
 from rollweave.cli.main import main
 from rollweave.mux.daemon.client import Client, ClusterError
-from rollweave.mux.daemon.records import forget_ending, how_it_ended
-from rollweave.mux.daemon.store import StateFolder
+from rollweave.mux.daemon.records import JobRecord, forget_ending, how_it_ended
+from rollweave.mux.daemon.store import StateFolder, Store
 from rollweave.mux.daemon.views import cluster_screen, explain_screen, jobs_screen
 from rollweave.runtimes.machine import Process, alive, only_one, pause
 
@@ -67,9 +69,15 @@ def test_a_daemon_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str
 )
 def test_jobs_that_cannot_share(tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, words: str) -> None:
     (tmp_path / "job.yaml").write_text(JOB.replace("threads: 1", ""))
-    loss = ["training.loss.denominator=behaviour"]
-    said = refused(capsys, "submit", str(tmp_path / "job.yaml"), override, *loss, "--state", str(tmp_path / "state"))
+    said = refused(capsys, "submit", str(tmp_path / "job.yaml"), override, "--state", str(tmp_path / "state"))
     assert words in said
+
+
+@pytest.mark.parametrize("slo", ["nan", "inf", "-1", "0", "0.9"])
+def test_an_slo_that_promises_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], slo: str) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    said = refused(capsys, "submit", str(tmp_path / "job.yaml"), f"--slo={slo}", "--state", str(tmp_path / "state"))
+    assert f"--slo {slo}" in said and "at least 1" in said
 
 
 def test_submit_wants_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +177,8 @@ def test_screens_show_what_is_known() -> None:
     }
     assert "not measured yet" in explain_screen(fresh)
     nodes = [{"node": "rollout-0", "holder": "a-1", "seconds": 1.25, "waiting": ["b-2"]}]
-    assert "a-1 since 1.2 s" in cluster_screen({"nodes": nodes, "jobs": {"running": 1}, "state_folder": "s"})
+    cluster = {"nodes": nodes, "jobs": {"running": 1}, "state_folder": "s", "set_aside": ["b-2 is set aside"]}
+    assert "a-1 since 1.2 s" in cluster_screen(cluster) and "b-2 is set aside" in cluster_screen(cluster)
 
 
 @pytest.mark.slow
@@ -180,12 +189,41 @@ def test_a_job_that_cannot_be_profiled_says_why_and_is_not_tried_again(tmp_path:
     done("cluster", "start", *state)
     client = Client(StateFolder(tmp_path / "state"))
     try:
-        done("submit", str(tmp_path / "job.yaml"), "training.loss.denominator=behaviour", *state)
+        done("submit", str(tmp_path / "job.yaml"), *state)
         while (job := client.get("/jobs")[0])["state"] == "profiling":
             pause(0.1)
     finally:
         done("cluster", "stop", *state)
     assert (job["state"], job["error"]) == ("failed", "model.heads (6) must be a multiple of model.kv_heads (4)")
+
+
+def test_a_daemon_starts_beside_a_job_that_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = StateFolder(tmp_path)
+    store = Store(folder.database)
+    store.save([JobRecord("old-1", "old", "old.yaml", math.nan, 0.0)], {"numbered": 1})
+    store.close()
+    done("cluster", "start", "--state", str(tmp_path))
+    try:
+        assert "job old-1 is set aside" in capsys.readouterr().out
+        done("cluster", "status", "--state", str(tmp_path))
+        assert "job old-1 is set aside" in capsys.readouterr().out
+        assert Client(folder).get("/jobs") == []
+    finally:
+        done("cluster", "stop", "--state", str(tmp_path))
+
+
+def test_a_daemon_does_not_start_on_a_placement_that_contradicts_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theatre = Theatre(tmp_path)
+    theatre.running("a")
+    placement = theatre.controller.facts()["scheduler"]
+    placement["train"]["used"] = 2
+    theatre.store.save([], {"scheduler": placement})
+    theatre.store.close()
+    said = refused(capsys, "cluster", "start", "--foreground", "--state", str(tmp_path))
+    assert f"{tmp_path / 'state.db'}: the jobs cannot go on" in said
+    assert "invariant 7: groups hold 1 nodes, the pool counts 2" in said
 
 
 def test_a_real_daemon_answers_only_to_its_token_and_comes_back(tmp_path: Path) -> None:

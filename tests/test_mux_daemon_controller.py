@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -291,6 +293,39 @@ def test_a_damaged_state_says_so(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_text("not a database, but long enough to be read as one" * 50)
     with pytest.raises(StoreError, match=r"state\.db: cannot be used"):
         Store(tmp_path / "state.db")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda facts: facts["groups"]["1"]["pins"].update({"a-1": [0, 0]}), "2: job a-1 asked for 1 rollout nodes"),
+        (lambda facts: facts["rollout"].update(used=2), "7: groups hold 1 nodes, the pool counts 2"),
+        (lambda facts: facts["home"].pop("b-2"), "1: job b-2 is in group 1, but the state does not know it there"),
+        (lambda facts: facts["jobs"]["a-1"].update(slo=0.5), "slo=0.5 must be at least 1"),
+        (lambda facts: facts.update(home={}, jobs={}, groups={}), "a-1, b-2 run, but those with a place are: none"),
+    ],
+)
+def test_a_placement_that_contradicts_itself_is_not_gone_on_with(
+    theatre: Theatre, damage: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    for name in "ab":
+        theatre.running(name)
+    facts = theatre.controller.facts()["scheduler"]
+    damage(facts)
+    theatre.store.save([], {"scheduler": facts})
+    with pytest.raises(StoreError) as refused:
+        theatre.open()
+    assert words in str(refused.value)
+    assert str(theatre.store.path) in str(refused.value)
+
+
+def test_a_job_that_runs_without_a_place_is_not_gone_on_with(theatre: Theatre) -> None:
+    job = theatre.submit("a")
+    record = theatre.controller.get(job)
+    record.state = "running"
+    theatre.store.save([record], theatre.controller.facts())
+    with pytest.raises(StoreError, match=r"a-1 run, but those with a place are: none"):
+        theatre.open()
 
 
 def test_a_killed_transaction_leaves_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,9 @@ class Site:
             transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=False)
             async with httpx2.AsyncClient(transport=transport, base_url="http://daemon") as client:
                 known = {"Authorization": "Bearer secret"} if headers is None else headers
-                return await client.request(method, path, json=body, headers=known)
+                known = {"Content-Type": "application/json", **known}
+                # Python's own JSON: it writes NaN and Infinity, which a client may send.
+                return await client.request(method, path, content=json.dumps(body), headers=known)
 
         return asyncio.run(ask())
 
@@ -71,7 +75,7 @@ def test_a_job_is_submitted_and_its_file_kept(site: Site) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"slo": 0.9}, "--slo 0.9 asks to be faster than alone"),
+        ({"slo": 0.9}, "--slo 0.9: an SLO is the slow-down that you tolerate"),
         ({"n_roll": 2}, "asks for 2 rollout and 1 train nodes, but this cluster has 1 and 1"),
         ({"n_train": 3}, "start the cluster with more"),
     ],
@@ -80,6 +84,42 @@ def test_what_can_never_run_is_refused_with_the_fix(site: Site, change: dict[str
     answer = site.post("/jobs", JOB | change)
     assert answer.status_code == 422 and words in answer.json()["detail"]
     assert site.get("/jobs").json() == []
+
+
+@pytest.mark.parametrize("slo", [math.nan, math.inf, -math.inf, -1.0, 0.0])
+def test_an_slo_that_promises_nothing_is_refused_and_the_next_daemon_starts(site: Site, slo: float) -> None:
+    answer = site.post("/jobs", JOB | {"slo": slo})
+    assert answer.status_code == 422 and "slo" in answer.json()["detail"]
+    assert site.theatre.open().jobs == {}
+
+
+@pytest.mark.parametrize("key", ["t_roll", "t_train", "memory_gb"])
+def test_a_profile_that_is_no_number_is_refused_and_the_next_daemon_starts(site: Site, key: str) -> None:
+    job = site.theatre.submit("a")
+    site.theatre.launch(job)
+    profile = {"attempt": 1, "t_roll": 1.0, "t_train": 1.0, "memory_gb": 1.0, key: math.nan}
+    answer = site.post(f"/jobs/{job}/profile", profile)
+    assert answer.status_code == 422 and answer.json()["detail"] == f"{key}: Input should be a finite number"
+    assert site.theatre.open().get(job).profile is None
+
+
+def test_a_job_that_cannot_be_read_is_set_aside_and_the_others_go_on(site: Site) -> None:
+    """An earlier version stored a job with an SLO of infinity and placed it; the row has no number there."""
+    theatre = site.theatre
+    broken, other = theatre.running("broken"), theatre.running("other")
+    for job in (broken, other):
+        theatre.ask(job, "rollout")
+    record = theatre.controller.get(broken)
+    record.slo = theatre.controller.admission.state.jobs[broken].slo = math.inf
+    theatre.store.save([record], theatre.controller.facts())
+    controller = theatre.open()
+    assert list(controller.jobs) == [other] and list(controller.admission.state.home) == [other]
+    assert list(controller.turns.members) == [other]
+    (said,) = controller.set_aside.values()
+    assert broken in said and "slo" in said and str(theatre.store.path) in said
+    site.desk.controller = controller
+    assert site.get("/cluster").json()["set_aside"] == [said]
+    assert site.post("/jobs", JOB).json()["id"] == "a-3", "its name is not given to another job"
 
 
 def test_an_unknown_job(site: Site) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import pytest
@@ -101,12 +102,19 @@ class Stage:
         await asyncio.Event().wait()
 
 
-def perform(players: list[Player]) -> Stage:
-    """All of them to their end; a deadlock raises."""
+def perform(players: list[Player], switches: Sequence[float] = ()) -> Stage:
+    """All of them to their end; a deadlock raises. At `switches` the group goes from fifo to round robin, or back."""
+
+    async def switch(stage: Stage) -> None:
+        for at, discipline in zip(switches, itertools.cycle(("rr", "fifo")), strict=False):
+            await stage.clock.sleep(at - stage.clock.now())
+            stage.turns.reseat({p.name: replace(p.seat, discipline=discipline) for p in players})
+            stage.look_again()
 
     async def main(clock: Clock) -> Stage:
         stage = Stage(clock)
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(switch(stage))
             for player in players:
                 tasks.create_task(stage.play(player))
         return stage
@@ -150,6 +158,13 @@ def test_one_holder_per_node_and_everybody_alive_comes_to_an_end(players: list[P
         uses = sorted((begin, end) for where, _, begin, end in stage.had if where == node)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(uses))
     assert not stage.turns.permits and not stage.turns.requests and not stage.turns.members
+
+
+@settings(max_examples=100)
+@given(casts(deaths=False), st.lists(st.integers(1, 60).map(float), max_size=5).map(sorted))
+def test_everybody_comes_to_an_end_when_the_discipline_changes(players: list[Player], switches: list[float]) -> None:
+    stage = perform(players, switches)
+    assert {name: len(ends) for name, ends in stage.ends.items()} == {p.name: p.iterations for p in players}
 
 
 @settings(max_examples=60)
@@ -356,6 +371,58 @@ def test_who_is_moved_takes_its_next_turn_on_the_new_nodes() -> None:
     turns.ask("a", "1", "rollout", ("rollout-0",))
     turns.reseat({"a": Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 0)})
     assert turns.grant()[0].nodes == ("rollout-1",)
+
+
+def take(turns: PermitTable, job: str, *pools: SharedPool) -> None:
+    """Turns of a job, each granted at once and handed back."""
+    for number, pool in enumerate(pools):
+        turns.ask(job, f"{job} {turns.epoch} {number}", pool, turns.members[job].seat.nodes[pool])
+        assert [permit.job for permit in turns.grant()] == [job]
+        turns.give_back(job, turns.permits[job].epoch)
+
+
+def test_from_first_come_first_served_to_round_robin_the_laps_start_anew() -> None:
+    turns = PermitTable()
+    turns.join("fast", seat(0, "fifo"))
+    turns.join("slow", seat(1, "fifo"))
+    take(turns, "fast", *POOLS * 5)
+    turns.reseat({"fast": seat(0), "slow": seat(1)})
+    for _ in range(3):
+        take(turns, "fast", *POOLS)
+        turns.ask("fast", "too early", "rollout", ("rollout-0",))
+        assert turns.grant() == [], "one lap of one is one lap of the other"
+        del turns.requests["fast"]
+        take(turns, "slow", *POOLS)
+
+
+def test_who_is_between_its_phases_when_laps_start_anew_has_had_its_rollout() -> None:
+    turns = PermitTable()
+    turns.join("a", seat(0, "fifo"))
+    turns.join("b", seat(1, "fifo"))
+    take(turns, "a", *POOLS * 2, "rollout")
+    turns.ask("a", "a train", "train", ("train-0",))
+    turns.grant()
+    turns.reseat({"a": seat(0), "b": seat(1)})
+    take(turns, "b", "rollout")
+    turns.give_back("a", turns.permits["a"].epoch)
+    turns.ask("a", "a next", "rollout", ("rollout-0",))
+    assert [permit.job for permit in turns.grant()] == ["a"]
+    take(turns, "b", "train")
+
+
+@pytest.mark.parametrize("laps", [0, 7])
+def test_who_moves_into_another_group_enters_the_lap_that_its_members_are_in(laps: int) -> None:
+    turns = PermitTable()
+    turns.join("a", seat(0))
+    turns.join("b", Seat({"rollout": ("rollout-1",), "train": ("train-1",)}, 0))
+    take(turns, "a", *POOLS * 3)
+    take(turns, "b", *POOLS * laps, "rollout")
+    turns.reseat({"a": seat(0), "b": seat(1)})
+    take(turns, "a", *POOLS)
+    take(turns, "b", "train")
+    for _ in range(3):
+        take(turns, "a", *POOLS)
+        take(turns, "b", *POOLS)
 
 
 @settings(max_examples=60)

@@ -129,7 +129,7 @@ def test_an_unknown_policy_names_the_known_ones() -> None:
 def test_rollmux_has_every_extension_off() -> None:
     assert MuxPolicy() == ROLLMUX
     off = (ROLLMUX.consolidation, ROLLMUX.integrated_cost, ROLLMUX.order_search, ROLLMUX.adaptive, ROLLMUX.banking)
-    assert not any(off) and ROLLMUX.fifo == "off" and ROLLMUX.prune_saturated and ROLLMUX.per_iteration
+    assert not any(off) and ROLLMUX.fifo == "off" and ROLLMUX.prune_saturated
 
 
 profiles = st.tuples(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from bench.mux_cost.__main__ import measure
 from typer.testing import CliRunner
 
 from mux_worlds import line, plain_job, recorded_traces, scenario
@@ -308,6 +312,43 @@ def test_simulate_prints_the_keys_of_the_issue(trace_file: Path) -> None:
     assert set(summary["bubbles"]) == {"rollout", "train"}
     assert sum(summary["admissions"].values()) == pytest.approx(1.0)
     assert len(summary["decisions"]) == 60 and all(decision["latency_ms"] > 0 for decision in summary["decisions"])
+
+
+def simulated(trace_file: Path, *words: str) -> dict[str, Any]:
+    """What `rollweave mux simulate` finds with these options."""
+    answer = CliRunner().invoke(app, ["simulate", "--trace", str(trace_file), "--json", *words])
+    assert answer.exit_code == 0, answer.exception
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
+
+
+@pytest.mark.parametrize("options", [[], ["--host-gb", "0"], ["--phases"]])
+def test_the_command_as_documented_puts_jobs_together(trace_file: Path, options: list[str]) -> None:
+    found = {name: simulated(trace_file, "--policy", name, *options) for name in ("solo-d", "rollmux", "default")}
+    assert found["default"]["total_cost"] < found["rollmux"]["total_cost"] < found["solo-d"]["total_cost"]
+    assert found["solo-d"]["admissions"]["isolated"] == 1.0
+    assert all(found[name]["admissions"]["isolated"] < 0.8 for name in ("rollmux", "default"))
+
+
+def test_host_memory_of_zero_is_enough_for_all_and_little_of_it_costs_money(trace_file: Path) -> None:
+    enough, plenty, little = (
+        simulated(trace_file, "--policy", "rollmux", "--host-gb", size)["total_cost"] for size in ("0", "99999", "600")
+    )
+    assert enough == plenty < little
+
+
+@pytest.mark.parametrize("size", [0.0, -1.0, math.nan])
+def test_a_node_without_memory_is_no_scenario(size: float) -> None:
+    with pytest.raises(ConfigError, match="host memory of a node must be above 0"):
+        TraceScenario([line(0.0)], host_gb=size)
+
+
+def test_the_bench_and_the_command_find_the_same_costs(trace_file: Path) -> None:
+    arguments = argparse.Namespace(seeds=1, phases=False, policies="rollmux,default", no_opt=True, ablation=True)
+    rows = {row.policy: row.cost for row in measure("made", read_trace(trace_file), "mixed", arguments)}
+    for policy in ("rollmux", "default"):
+        assert rows[policy] == simulated(trace_file, "--policy", policy)["total_cost"]
+    assert rows["default - fifo"] != rows["default"]
 
 
 def test_several_seeds_are_averaged_and_plotted(trace_file: Path, tmp_path: Path) -> None:

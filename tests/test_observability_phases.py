@@ -99,6 +99,6 @@ def test_a_restarted_engine_counts_from_zero():
 
 def test_idle_share_of_a_pool_of_several_workers():
     now = Clock()
-    meter = IdleMeter(now, workers=4)
+    meter = IdleMeter(now)
     now.time += 10
-    assert meter.sample(10.0) == pytest.approx(0.75)
+    assert meter.sample(10.0, workers=4) == pytest.approx(0.75)

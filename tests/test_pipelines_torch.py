@@ -12,11 +12,13 @@ from rollweave.clock import Clock, run_virtual
 from rollweave.config.job import Job
 from rollweave.engines.protocol import EngineStats
 from rollweave.environments.registry import EnvironmentFactory, source
+from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import MemoryRecorder
-from rollweave.pipelines.assemble import Listeners, assemble, pipeline
+from rollweave.pipelines.assemble import assemble
 from rollweave.policies.chat import ChatFormat
 from rollweave.policies.start import start_policy
 from rollweave.rewards.scorer import NamedReward
+from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.inline import start_inline
 from rollweave.trajectory import Trajectory
@@ -32,7 +34,7 @@ def job(pipeline: dict[str, Any]) -> Job:
             "environment": {"type": "frozen_lake"},
             "pipeline": pipeline,
             "rollout": {"groups_per_step": 3, "group_size": 4, "environments": 7, "max_turns": 5},
-            "training": {"steps": STEPS, "learning_rate": 1e-3, "loss": {"denominator": "behaviour"}},
+            "training": {"steps": STEPS, "learning_rate": 1e-3},
             "evaluation": {"every": 0},
             "checkpoint": {"every": 0},
         }
@@ -69,22 +71,23 @@ class Played:
     async def _play(self, job: Job, policy: Path, clock: Clock) -> None:
         rewards = (NamedReward("rights", rights, 1.0, "rights"),)
         blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()), rewards)
-        async with start_inline(blueprint, clock, step_seconds, train_step_seconds=0.2) as machinery:
-            parts = assemble(
-                job,
-                machinery,
+        fleet, dispatcher = Fleet(), Dispatcher(job.rollout.scheduling)
+        async with start_inline(blueprint, fleet, dispatcher, clock, step_seconds, train_step_seconds=0.2) as trainer:
+            drive = assemble(
+                job.control.model_copy(update={"steps": STEPS}),
+                fleet,
+                dispatcher,
+                trainer,
                 source(job.environment, job.seed, Path()),
                 ChatFormat.of(policy).stop_tokens,
                 Path("unused"),
                 clock,
-                Listeners(
-                    MemoryRecorder(clock.now),
-                    on_row=[lambda step, row: self.rows.append(dict(row))],
-                    on_trajectories=[lambda step, trajectories: self.trained.append(trajectories)],
-                ),
+                MemoryRecorder(clock.now),
+                on_row=[lambda step, row: self.rows.append(dict(row))],
+                on_trajectories=[lambda step, trajectories: self.trained.append(trajectories)],
             )
-            await pipeline(job)(parts, 0, STEPS)
-        parts.scheduler.ledger.check()
+            await drive.advance()
+        drive.loop.scheduler.ledger.check()
         self.checksums = [row["weights/checksum"] for row in self.rows]
 
 

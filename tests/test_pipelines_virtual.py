@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from rollweave.config.job import Job
 from rollweave.errors import EnvironmentFailed
+from rollweave.pipelines.checkpoints import DriverState
 from rollweave.rollout.ledger import LedgerError
 from rollweave.rollout.scheduler import RolloutScheduler
-from rollweave.runs.resume import DriverState
 from rollweave.simulation.durations import NO_TIME, constant, lognormal, normal
 from rollweave.simulation.faults import Outage
 from rollweave.simulation.world.engine import SyncModel
@@ -151,7 +151,7 @@ def test_more_survivors_than_expected_are_surplus_not_too_old(alpha: float, seed
     job = make_job(rollart(alpha), seed, groups_per_step=2, group_size=2, filter="zero_variance")
     result = run(job, world)
     check_everything(job, world, result)
-    assert result.parts.scheduler.ledger.tokens["surplus"] > 0
+    assert result.loop.scheduler.ledger.tokens["surplus"] > 0
 
 
 def test_a_seed_fixes_everything() -> None:
@@ -182,14 +182,14 @@ def test_a_dead_engine_costs_time_but_no_attempt() -> None:
     whole = run(job, world)
     broken = run(job, replace(world, outages=(Outage("engine", 0, 2.0, 10.0),)))
     assert broken.witness.redrawn.total() > 0
-    assert set(broken.parts.scheduler.ledger.attempts) == {"trained"}
+    assert set(broken.loop.scheduler.ledger.attempts) == {"trained"}
     assert whole.seconds + 5 < broken.seconds < whole.seconds + 15
 
 
 def test_a_dead_host_costs_its_episodes_and_no_task() -> None:
     world = World(environment=UNEVEN, hosts=2, outages=(Outage("host", 1, 1.0, 4.0),))
     result = run(make_job(rollart(1)), world)
-    ledger = result.parts.scheduler.ledger
+    ledger = result.loop.scheduler.ledger
     assert ledger.attempts["infra-failed"] == 4, "half of the eight environments were on it"
     assert set(ledger.tasks) == {"trained"}
 
@@ -199,8 +199,8 @@ def test_evaluation_is_pinned_and_outside_the_books() -> None:
     result = run(make_job(rollart(2), evaluate=3), world)
     evaluated = [row["eval/version"] for row in result.rows if "eval/version" in row]
     assert evaluated == [0, 3, 6]
-    assert result.parts.scheduler.ledger.admitted >= 24
-    assert not any("eval" in attempt for attempt in result.parts.scheduler.ledger.open_attempts)
+    assert result.loop.scheduler.ledger.admitted >= 24
+    assert not any("eval" in attempt for attempt in result.loop.scheduler.ledger.open_attempts)
     commits = {e.data["version"]: e.time for e in result.recorder.named("weights.commit")}
     for event in result.recorder.named("eval.end"):
         following = commits.get(int(event.data["version"]) + 1)  # type: ignore[arg-type]

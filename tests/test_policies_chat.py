@@ -94,7 +94,7 @@ def test_what_is_remembered_for_the_next_episode_cannot_be_changed_by_this_one()
         (CHATML.replace("m['content'] +", "m['content'].split('</think>')[-1] +"), "thinking"),
         (CHATML.replace("{% for m in messages %}", "{% for m in messages[-1:] %}"), "does not appear"),
         (CHATML.replace("m['content']", "(loop.index0 // 2 if m['role'] == 'user' else '') ~ m['content']"), "later"),
-        (CHATML.replace("'<|' + m['role']", "'<|' + ('old' if not loop.last else m['role'])"), "what stands before"),
+        (CHATML.replace("'<|' + m['role']", "'<|' + ('old' if not loop.last else m['role'])"), "the text before"),
     ],
     ids=["strips thinking", "forgets", "counts", "renames"],
 )

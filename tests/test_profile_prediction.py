@@ -54,7 +54,6 @@ def job(**changes: Any) -> Job:
             "environment": {"type": "frozen_lake", **changes.pop("environment", {})},
             "rollout": {"groups_per_step": 2, "group_size": 4, "environments": 8, "max_context": 128},
             "engine": {"slots": 16},
-            "training": {"loss": {"denominator": "behaviour"}},
             **changes,
         }
     )

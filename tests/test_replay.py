@@ -102,7 +102,7 @@ def small(steps: int, **sections: Any) -> Job:
             "environment": {"type": "frozen_lake"},
             "pipeline": {"type": "rollart", "alpha": 1},
             "rollout": {"groups_per_step": 2, "group_size": 2, "environments": 3, "max_turns": 3},
-            "training": {"steps": steps, "loss": {"denominator": "behaviour"}},
+            "training": {"steps": steps},
             "runtime": {"type": "inline", "threads": 1},
             "evaluation": {"every": 2, "tasks": 2},
             "checkpoint": {"every": 2},

@@ -87,7 +87,7 @@ def test_an_unfinished_torn_run_without_evaluation(tmp_path: Path):
     assert "metrics.jsonl: the last line is incomplete and was left out" in text
     assert "trajectories.jsonl: the last line is incomplete" in text
     assert "Steps 5" in text
-    assert "running, or stopped hard" in text
+    assert "running, or killed" in text
     assert "not evaluated yet" in text
 
 

@@ -16,15 +16,17 @@ from rollweave.config.job import Job
 from rollweave.engines.protocol import EngineStats
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import ConfigError, RunFolderError, WorkerDied
+from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import MemoryRecorder, read_events
 from rollweave.observability.metrics import MetricsWriter, read_metrics
-from rollweave.pipelines.assemble import Listeners, assemble, pipeline
-from rollweave.pipelines.loop import Parts
+from rollweave.pipelines.assemble import assemble
+from rollweave.pipelines.checkpoints import DriverState
 from rollweave.policies.chat import ChatFormat
 from rollweave.policies.start import start_policy
 from rollweave.rewards.scorer import NamedReward
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.state import SchedulerState
 from rollweave.runs.folder import RunFolder
-from rollweave.runs.resume import DriverState
 from rollweave.runs.train import train_job
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.inline import start_inline
@@ -48,7 +50,6 @@ def job(pipeline: dict[str, Any], steps: int = 5, **sections: Any) -> Job:
                 "learning_rate": 1e-3,
                 "minibatches": 2,
                 "schedule": "cosine",
-                "loss": {"denominator": "behaviour"},
             },
             "runtime": {"type": "inline", "threads": 1},
             "evaluation": {"every": 2, "tasks": 3},
@@ -95,34 +96,33 @@ class Stretch:
     ) -> None:
         rewards = (NamedReward("parity", parity, 1.0, "parity"),)
         blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()), rewards)
-        async with start_inline(blueprint, clock, seconds, train_step_seconds=train_seconds) as machinery:
-            parts = assemble(
-                job,
-                machinery,
+        fleet, dispatcher = Fleet(), Dispatcher(job.rollout.scheduling)
+        async with start_inline(blueprint, fleet, dispatcher, clock, seconds, train_seconds) as trainer:
+            drive = assemble(
+                job.control,
+                fleet,
+                dispatcher,
+                trainer,
                 source(job.environment, job.seed, Path()),
                 ChatFormat.of(policy).stop_tokens,
                 checkpoints,
                 clock,
-                Listeners(
-                    MemoryRecorder(clock.now),
-                    on_row=[lambda step, row: self.rows.append({"step": step, **row})],
-                    on_trajectories=[lambda step, all_of_them: self.trained.extend({t.group for t in all_of_them})],
-                ),
+                MemoryRecorder(clock.now),
+                on_row=[lambda step, row: self.rows.append({"step": step, **row})],
+                on_trajectories=[lambda step, all_of_them: self.trained.extend({t.group for t in all_of_them})],
             )
-            parts.driver_state = lambda: self._state(parts)
-            first = 0
+            loop = drive.loop
+            loop.checkpoints.describe = self._describe
             if start is not None:
                 state = DriverState.load(checkpoint.read_driver(start)).scheduler
-                first = state.version
-                await parts.restore(start, state)
-            await pipeline(job)(parts, first, job.training.steps)
-            parts.scheduler.ledger.check()
-            self.ledger = parts.scheduler.ledger
+                await loop.checkpoints.restore(start, state)
+            await drive.advance()
+            loop.scheduler.ledger.check()
+            self.ledger = loop.scheduler.ledger
 
-    def _state(self, parts: Parts) -> checkpoint.DriverFiles:
-        state = parts.scheduler.state(parts.version)
+    def _describe(self, state: SchedulerState) -> DriverState:
         self.in_flight_at_saves.append(len(state.open))
-        return DriverState(state).dump()
+        return DriverState(state)
 
     def learnt(self, first: int = 0) -> list[Any]:
         keys = ("step", "reward/mean", "weights/checksum", "eval/reward", "lr", "tokens/trained")

@@ -17,7 +17,7 @@ from rollweave.trajectory import Trajectory, token_ids
 
 MINE = """
 import asyncio, math
-from rollweave.rewards.protocol import RewardResult
+from rollweave.rewards.scorer import RewardResult
 
 def length(trajectory): return len(trajectory.turns[-1].text)
 def yes(trajectory): return True

@@ -23,7 +23,7 @@ FILE = """
 model: {type: tiny, hidden: 32, layers: 1, head_dim: 8, warm_start: {steps: 2, episodes: 10}}
 environment: {type: frozen_lake}
 rollout: {groups_per_step: 2, group_size: 2, environments: 4, max_turns: 3, sampling: {temperature: 0.8}}
-training: {steps: 3, learning_rate: 0.01, loss: {denominator: behaviour}}
+training: {steps: 3, learning_rate: 0.01}
 pipeline: {type: rollart, alpha: 1}
 runtime: {type: inline, threads: 1}
 """

@@ -24,7 +24,7 @@ pools:
 """
 
 SMALL = """
-steps: 2
+training: {steps: 2}
 cluster: cluster.yaml
 workload: {tasks: [{preset: gem-math}]}
 rollout: {groups_per_step: 2, group_size: 2}
@@ -52,7 +52,7 @@ def test_the_recipe_loads() -> None:
 
 def test_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = run(capsys, "simulate", write(tmp_path), "pipeline.alpha=2")
-    assert "rollart, alpha 2, 8 devices, seed 0" in shown
+    assert "rollart, staleness bound (alpha) 2, 8 devices, seed 0" in shown
     assert {"rollout", "train"} <= {line.split()[0] for line in shown.splitlines() if line.strip()}
 
 
@@ -118,10 +118,21 @@ def test_a_timeline_of_recorded_events() -> None:
         (
             SMALL,
             CLUSTER.replace("count: 4, role: rollout", "count: 4, role: rollout, tensor_parallel: 3"),
-            "shared out",
+            "divided into engines",
         ),
         (SMALL, CLUSTER.replace("name: train", "name: rollout"), "two pools are called rollout"),
         (SMALL.replace("cluster.yaml", "nowhere.yaml"), CLUSTER, "no such file"),
+        (SMALL + "steps: 3\n", CLUSTER, r"simulation\.yaml:6: steps: is called training\.steps now, as in a job file"),
+        (
+            SMALL + "constants: {max_batch: 8, prefill_chunk: 64}\n",
+            CLUSTER,
+            r"(?s)constants\.max_batch: is called slots now.*constants\.prefill_chunk: is called prefill_tokens now",
+        ),
+        (
+            SMALL,
+            CLUSTER.replace("count: 4, role: rollout", "count: 4, role: rollout, max_batch: 8"),
+            r"cluster\.yaml:3: cluster\.pools\[0\]\.max_batch: is called slots now",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, simulation: str, cluster: str, message: str) -> None:

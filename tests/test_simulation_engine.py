@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollweave.clock import Clock, run_virtual
+from rollweave.config.control import InFlight
 from rollweave.config.hardware import DEVICES, Constants
-from rollweave.config.job import InFlight
 from rollweave.config.models import MODELS
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
@@ -24,12 +24,10 @@ from rollweave.trajectory import TokenIds, repeat_item
 MODEL = MODELS["qwen3-8b"]
 
 
-def costs(
-    device: str = "H20", kv_tokens: int | None = None, max_batch: int | None = None, **constants: Any
-) -> EngineCosts:
+def costs(device: str = "H20", kv_tokens: int | None = None, slots: int | None = None, **constants: Any) -> EngineCosts:
     made = EngineCosts(MODEL, DEVICES[device], Constants(**constants))
     made.kv_tokens = kv_tokens or made.kv_tokens
-    made.max_batch = max_batch or made.max_batch
+    made.slots = slots or made.slots
     return made
 
 
@@ -79,7 +77,7 @@ class Stepping:
             if not running:
                 now = max(now, self.asked[waiting[0]].at)
             new, new_pairs = 0, 0.0
-            while waiting and self.asked[waiting[0]].at <= now + 1e-9 and len(running) < self.costs.max_batch:
+            while waiting and self.asked[waiting[0]].at <= now + 1e-9 and len(running) < self.costs.slots:
                 number = waiting.pop(0)
                 context = self.asked[number].context
                 running[number] = 0
@@ -121,9 +119,9 @@ work = st.lists(
 @given(work, st.sampled_from(["H20", "H800"]), st.sampled_from([1, 2, 256]))
 @settings(max_examples=150, deadline=None)
 def test_it_ends_every_request_when_an_engine_that_makes_every_step_would(
-    asked: list[Asked], device: str, max_batch: int
+    asked: list[Asked], device: str, slots: int
 ) -> None:
-    model = costs(device, max_batch=max_batch)
+    model = costs(device, slots=slots)
     ended = run_virtual(lambda clock: play(clock, gpu_engine(clock, model, prefix_cache=False), asked))
     expected = Stepping(model, asked).run()
     assert ended == pytest.approx(expected, abs=1e-6)
@@ -162,20 +160,6 @@ async def started(answer: Awaitable[Completion], clock: Clock) -> asyncio.Future
     return task
 
 
-def test_an_aborted_request_returns_what_it_has() -> None:
-    async def main(clock: Clock) -> tuple[Completion, int]:
-        engine = gpu_engine(clock, costs())
-        task = await started(engine.generate(request("a", 100, 1000)), clock)
-        await clock.sleep(1.0)
-        engine.abort("a")
-        return await task, (await engine.stats()).sampled_tokens
-
-    completion, sampled = drive(main)
-    assert completion.finish == "aborted"
-    assert 50 < tokens(completion) < 300
-    assert sampled == tokens(completion)
-
-
 def test_a_request_that_nobody_waits_for_leaves_the_batch_and_its_tokens_count_as_sampled() -> None:
     async def main(clock: Clock) -> tuple[float, int, int]:
         engine = gpu_engine(clock, costs())
@@ -195,14 +179,6 @@ def test_a_request_that_nobody_waits_for_leaves_the_batch_and_its_tokens_count_a
     assert seconds == pytest.approx(Stepping(alone, [Asked(0, 100, 100)]).run()[0], abs=alone.fixed(2) * 1.5)
 
 
-def test_a_limit_cuts_an_answer() -> None:
-    async def main(clock: Clock) -> Completion:
-        return await gpu_engine(clock, costs()).generate(request("a", 10, 100, max_tokens=7))
-
-    completion = drive(main)
-    assert (completion.finish, tokens(completion)) == ("length", 7)
-
-
 async def update(engine: GpuEngine, version: int) -> None:
     await engine.prepare(version)
     await engine.suspend()
@@ -211,7 +187,7 @@ async def update(engine: GpuEngine, version: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["recompute", "keep", "restart_turn"])
-def test_an_update_splits_the_spans_as_its_mode_says(mode: InFlight) -> None:
+def test_only_recomputing_costs_the_whole_context_again(mode: InFlight) -> None:
     async def main(clock: Clock) -> tuple[Completion, Any]:
         engine = gpu_engine(clock, costs(), in_flight=mode)
         task = await started(engine.generate(request("a", 2000, 400)), clock)
@@ -220,14 +196,7 @@ def test_an_update_splits_the_spans_as_its_mode_says(mode: InFlight) -> None:
         return await task, await engine.stats()
 
     completion, stats = drive(main)
-    assert tokens(completion) == 400
-    if mode == "restart_turn":
-        assert versions(completion) == [(1, 400)]
-        assert stats.restarted_tokens > 0 and stats.sampled_tokens == 400 + stats.restarted_tokens
-        return
-    (old, before), (new, after) = versions(completion)
-    assert (old, new) == (0, 1) and before > 50 and after > 50
-    assert [span.kv_version for span in completion.spans] == [None, 0 if mode == "keep" else None]
+    before = len(completion.spans[0].tokens)
     assert (stats.recompute_seconds > 0) == (mode == "recompute")
     assert stats.recomputed_tokens == (2000 + before if mode == "recompute" else 0)
 

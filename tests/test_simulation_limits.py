@@ -35,7 +35,7 @@ PIPELINES: list[dict[str, Any]] = [
 def make(task: dict[str, Any], pipeline: dict[str, Any], devices: int = 4, **more: Any) -> Scenario:
     return scenario(
         {
-            "steps": 3,
+            "training": {"steps": 3},
             "cluster": {
                 "pools": [
                     {"name": "rollout", "device": "H20", "count": devices, "role": "rollout"},
@@ -90,7 +90,10 @@ def test_without_variance_and_latency_the_modes_that_do_not_overlap_take_the_sam
 
 @pytest.mark.parametrize("task", [FIXED, MIXED, {"preset": "frozen-lake"}], ids=["fixed", "math", "lake"])
 def test_more_devices_never_make_a_step_shorter_than_its_longest_trajectory(task: dict[str, Any]) -> None:
-    outcomes = [simulate(make(task, {"type": "sync+"}, devices, steps=1, warmup=0)) for devices in (1, 2, 4, 8, 16, 32)]
+    outcomes = [
+        simulate(make(task, {"type": "sync+"}, devices, training={"steps": 1}, warmup=0))
+        for devices in (1, 2, 4, 8, 16, 32)
+    ]
     for outcome in outcomes:
         assert outcome.rollout_seconds >= outcome.longest_trajectory_seconds * (1 - 1e-9)
     seconds = [outcome.step_seconds for outcome in outcomes]
@@ -104,7 +107,7 @@ def test_one_trajectory_on_one_device_takes_what_the_formula_says() -> None:
         {**FIXED, "turns": {"type": "constant", "value": 1}, "step_seconds": {"type": "constant", "value": 2.5}},
         {"type": "sync+"},
         devices=1,
-        steps=1,
+        training={"steps": 1},
         warmup=0,
         rollout={"groups_per_step": 1, "group_size": 1},
         constants={
@@ -136,7 +139,7 @@ def test_every_token_is_booked_under_failures_deaths_and_redundancy(mode: str) -
             {"type": "rollart", "alpha": 0, "in_flight": mode},
             rollout={"redundant_members": 1, "redundant_groups": 0.5},
             outages=[{"engine": n, "at": 3.0 + 20 * n, "seconds": 10.0} for n in range(4)],
-            steps=4,
+            training={"steps": 4},
         )
     )
     generated, trained = total(outcome, "tokens/generated"), total(outcome, "tokens/trained")

@@ -195,7 +195,7 @@ def test_a_recorded_run_is_played_again(tmp_path: Path) -> None:
     outcome = simulate(
         scenario(
             {
-                "steps": 2,
+                "training": {"steps": 2},
                 "cluster": {
                     "pools": [
                         {"name": "r", "device": "H20", "count": 1, "role": "rollout"},

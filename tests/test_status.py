@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from rollweave.cli.main import app
 from rollweave.clock import Waiting
-from rollweave.engines.protocol import EngineStats
 from rollweave.errors import RunFolderError
 from rollweave.observability.accounting import Accountant
 from rollweave.observability.events import Event
@@ -140,7 +139,7 @@ def test_the_board_says_where_the_time_went(tmp_path: Path):
     made = board(tmp_path, world)
     for second in range(30, 91):
         world.time = float(second)
-        made.update(world.waits(), [EngineStats(busy_seconds=(second - 30) / 4)])
+        made.update(world.waits(), 1, {"generate": (second - 30) / 4})
     written = json.loads((tmp_path / "status.json").read_text())
     pools = written["last_minute"]["pools"]
     assert pools["engine"] == {"generate": pytest.approx(0.25)}
@@ -155,9 +154,9 @@ def write_status(folder: Path, pid: int, host: str | None = None, wall: float = 
     world = World()
     world.time = 71.0
     made = board(folder, world, wall)
-    made.update(world.waits(), [EngineStats()])
+    made.update(world.waits(), 1, {})
     world.time = 72.0
-    made.update(world.waits(), [EngineStats(busy_seconds=0.5)])
+    made.update(world.waits(), 1, {"generate": 0.5})
     (folder / "lock").write_text(json.dumps({"pid": pid, "host": host or socket.gethostname()}))
 
 
@@ -183,7 +182,7 @@ def test_a_run_that_was_killed_says_what_it_was_doing(tmp_path: Path):
     status = read_status(run, lambda: 1100.0)
     assert (status.state, status.silent) == ("dead", 100)
     text = shown(status)
-    assert "dead without goodbye, last heard of 1m 40s ago" in text
+    assert "dead: its process ended without a summary, last status 1m 40s ago" in text
     assert "member 3 waits for environment step 12" in text
 
 

@@ -190,11 +190,11 @@ LONG_TAIL = EnvironmentModel(turns=lambda rng: rng.randint(1, 5), step_seconds=l
 def shared(world: World, seed: int) -> tuple[World, list[Neighbours]]:
     met: list[Neighbours] = []
 
-    def turns(clock: Clock) -> Neighbours:
+    def permits(clock: Clock) -> Neighbours:
         met.append(Neighbours(clock, Random(seed), world.engines))
         return met[-1]
 
-    return replace(world, turns=turns), met
+    return replace(world, permits=permits), met
 
 
 def learnt(result: SimulatedRun) -> list[object]:
@@ -240,7 +240,7 @@ def test_no_room_is_made_where_an_evaluation_follows() -> None:
 
 def test_alone_nobody_makes_room() -> None:
     job = make_job({"type": "sync+"})
-    assert run(job, World(engines=4)).parts.tail is None
+    assert run(job, World(engines=4)).loop.permits.tail is None
 
 
 @pytest.mark.parametrize("engines", [1, 2])

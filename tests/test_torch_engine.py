@@ -122,30 +122,6 @@ def test_a_commit_in_the_middle_of_an_answer_makes_two_spans() -> None:
     assert 0.0 < stats.recompute_seconds < stats.busy_seconds
 
 
-def test_a_version_that_was_not_prepared_cannot_be_committed() -> None:
-    model = random_model("llama")
-    engine = engine_of(model)
-    with pytest.raises(ValueError, match="version 1 is not prepared"):
-        engine.commit(1)
-    prepare(engine, 2, model.state_dict())
-    with pytest.raises(ValueError, match="version 1 is not prepared"):
-        engine.commit(1)
-    engine.commit(2)
-    with pytest.raises(ValueError, match="version 2 is not prepared"):
-        engine.commit(2)
-
-
-def test_preparing_does_not_disturb_the_running_version() -> None:
-    old, new = random_model("llama", seed=1), random_model("llama", seed=2)
-    prompt = random_prompt(0, 20)
-    undisturbed = run(engine_of(old), [request("a", prompt, max_tokens=10)])["a"]
-    engine = engine_of(old)
-    engine.add(request("a", prompt, max_tokens=10))
-    engine.step()
-    prepare(engine, 1, new.state_dict())
-    assert run(engine)["a"].spans == undisturbed.spans
-
-
 def test_the_checksum_at_the_start_is_that_of_the_same_weights_prepared() -> None:
     model = random_model("qwen3")
     tensors = {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}

@@ -44,17 +44,27 @@ def test_switching_the_type_drops_the_keys_of_the_other_and_naming_the_same_does
     text = "{loss: {denominator: behaviour, clip_high: 0.3}}"
     same = job(text, "training.loss.type=ppo").training.loss
     assert same == PPOLoss(denominator="behaviour", clip_high=0.3)
-    other = job(text, "training.loss.type=cispo", "training.loss.denominator=proximal").training.loss
-    assert other == CISPOLoss(denominator="proximal")
+    other = job(text, "training.loss.type=cispo", "training.loss.clip_low=0.2").training.loss
+    assert other == CISPOLoss(clip_low=0.2)
     assert job(text, "training.loss.type=decoupled_ppo").training.loss == DecoupledPPOLoss()
 
 
 @pytest.mark.parametrize("loss", ["ppo", "tis", "cispo", "topr", "gspo", "kimi"])
-def test_on_stale_data_every_ratio_says_what_it_divides_by(loss: str) -> None:
-    message = refused(f"{{loss: {{type: {loss}}}}}")
-    assert message.startswith("training.loss.denominator must be chosen with rollart at alpha 2")
-    job(f"{{loss: {{type: {loss}}}}}", text=FRESH)
-    job(f"{{loss: {{type: {loss}, denominator: behaviour}}}}")
+def test_a_ratio_divides_by_the_engines_log_probs_unless_that_is_changed(loss: str) -> None:
+    made = job(f"{{loss: {{type: {loss}}}}}")
+    assert made.training.loss.denominator == "behaviour"  # type: ignore[union-attr]
+    assert "denominator: behaviour" in dump_job(made), "the resolved file says what was chosen"
+
+
+@pytest.mark.parametrize("loss", ["ppo", "tis", "cispo", "topr", "gspo", "kimi"])
+def test_a_denominator_that_ignores_staleness_is_refused_on_stale_data(loss: str) -> None:
+    wrong = f"loss: {{type: {loss}, denominator: proximal}}"
+    message = refused(f"{{{wrong}}}")
+    assert message.startswith("training.loss.denominator=proximal ignores staleness, but rollart trains stale data")
+    assert "(staleness bound (alpha) 2)" in message and "training.mismatch.type=weight" in message
+    refused(f"{{{wrong}, mismatch: {{type: mask}}}}")  # what a mask keeps it takes for fresh
+    job(f"{{{wrong}, mismatch: {{type: weight}}}}")
+    job(f"{{{wrong}}}", text=FRESH)
 
 
 def test_decoupled_ppo_uses_both_and_has_nothing_to_choose() -> None:

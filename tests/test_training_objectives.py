@@ -196,7 +196,7 @@ def test_a_policy_that_has_not_moved_is_no_reason_to_warn(folder: Path, denomina
     made, data = trainer(folder, loss=PPOLoss(denominator=denominator)), batch(version=0, step=1)
     made.version = 1
     rows = rows_of(data)
-    made._look(rows)
+    made._record_before(rows)
     for trajectory, row in zip(data.trajectories(), rows, strict=True):
         known = iter(row.before or [])
         for span in trajectory.spans():
@@ -377,9 +377,9 @@ def test_a_checkpoint_of_another_kind_of_advantage_is_refused(folder: Path, tmp_
     with_head, without = trainer(folder, advantage=GAEAdvantage()), trainer(folder)
     with_head.save(tmp_path / "step-1")
     without.save(tmp_path / "step-2")
-    with pytest.raises(RunFolderError, match="holds a value head, but grpo advantages have no one"):
+    with pytest.raises(RunFolderError, match="has a value head, but grpo advantages need none"):
         without.load(tmp_path / "step-1")
-    with pytest.raises(RunFolderError, match="holds no value head, but gae advantages have a"):
+    with pytest.raises(RunFolderError, match="has no value head, but gae advantages need one"):
         with_head.load(tmp_path / "step-2")
 
 

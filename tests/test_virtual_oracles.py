@@ -9,7 +9,8 @@ import pytest
 
 import virtual_oracles as oracles
 from rollweave.clock import Deadlock
-from rollweave.config.job import CheckpointConfig, Job
+from rollweave.config.control import CheckpointConfig
+from rollweave.config.job import Job
 from rollweave.errors import first_cause
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.meters import TokenBooks

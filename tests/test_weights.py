@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fleets import fleet_of
 from rollweave.clock import Clock, DeadlineExceeded, run_virtual
 from rollweave.engines.protocol import Sampling
 from rollweave.fleet.colocated import TakingTurns
@@ -45,7 +46,7 @@ def engine(kind: type[SimulatedEngine], clock: Clock, **options: Any) -> Simulat
 
 def sync(engines: list[SimulatedEngine], clock: Clock, transfer: Transfer = "background") -> WeightSync:
     trainer = SimulatedTrainer(clock, constant(1.0), 0, publish_seconds=constant(2.0))
-    return WeightSync(trainer, engines, clock, MemoryRecorder(), timeout=9.0, transfer=transfer)
+    return WeightSync(trainer, fleet_of(engines), clock, MemoryRecorder(), timeout=9.0, transfer=transfer)
 
 
 async def update(kind: type[SimulatedEngine], clock: Clock) -> None:
@@ -55,22 +56,22 @@ async def update(kind: type[SimulatedEngine], clock: Clock) -> None:
 
 
 def test_an_engine_that_echoes_other_weights_stops_the_run() -> None:
-    with pytest.raises(WeightMismatch, match=r"engine 1 .* version 1 \(checksum something else instead of simulated-1"):
+    with pytest.raises(WeightMismatch, match=r"engine-1/1 .* version 1 \(checksum something else instead of"):
         run_virtual(lambda clock: update(Forgetful, clock))
 
 
 def test_an_engine_that_holds_something_else_after_the_commit_stops_the_run() -> None:
-    with pytest.raises(WeightMismatch, match=r"engine 1 holds version 0 .* where version 1"):
+    with pytest.raises(WeightMismatch, match=r"engine-1/1 holds version 0 .* where version 1"):
         run_virtual(lambda clock: update(Deaf, clock))
 
 
 @pytest.mark.parametrize(
     ("phase", "named"),
     [
-        ("prepare", "engine 1 to prepare version 1"),
-        ("suspend", "engine 1 to end its step"),
-        ("commit", "engine 1 to commit version 1"),
-        ("stats", "engine 1 to commit version 1"),
+        ("prepare", "engine-1/1 to prepare version 1"),
+        ("suspend", "engine-1/1 to end its step"),
+        ("commit", "engine-1/1 to commit version 1"),
+        ("stats", "engine-1/1 to commit version 1"),
     ],
 )
 def test_every_phase_has_a_deadline_that_names_the_engine(phase: str, named: str) -> None:
@@ -81,7 +82,9 @@ def test_every_phase_has_a_deadline_that_names_the_engine(phase: str, named: str
 def test_a_trainer_that_never_pushes_is_named() -> None:
     async def main(clock: Clock) -> None:
         trainer = SimulatedTrainer(clock, constant(1.0), 0, publish_seconds=constant(100.0))
-        await WeightSync(trainer, [engine(SimulatedEngine, clock)], clock, MemoryRecorder(), timeout=9.0).publish(1)
+        await WeightSync(
+            trainer, fleet_of([engine(SimulatedEngine, clock)]), clock, MemoryRecorder(), timeout=9.0
+        ).publish(1)
 
     with pytest.raises(DeadlineExceeded, match="the trainer to push version 1"):
         run_virtual(main)
@@ -125,7 +128,7 @@ def test_a_fresh_engine_takes_any_version() -> None:
 def test_a_commit_changes_the_version_of_what_is_sampled_next_and_of_nothing_before() -> None:
     async def main(clock: Clock) -> list[int | None]:
         one = engine(SimulatedEngine, clock)
-        weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), [one], clock, MemoryRecorder(), 9.0)
+        weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), fleet_of([one]), clock, MemoryRecorder(), 9.0)
         async with asyncio.TaskGroup() as tasks:
             answer = tasks.create_task(one.generate(request_of("a#1", "a", [1], 0, Sampling())))
             await clock.sleep(2.5)
@@ -144,7 +147,7 @@ def test_when_taking_turns_no_token_is_drawn_while_the_trainer_works() -> None:
 
     async def main(clock: Clock) -> tuple[float, float]:
         one = engine(SimulatedEngine, clock)
-        trainer = TakingTurns(Training(clock, constant(1.0), 0), [one])
+        trainer = TakingTurns(Training(clock, constant(1.0), 0), fleet_of([one]))
         async with asyncio.TaskGroup() as tasks:
             answer = tasks.create_task(one.generate(request_of("a#1", "a", [1], 0, Sampling())))
             await clock.sleep(1.5)
@@ -166,8 +169,8 @@ def test_when_taking_turns_an_update_does_not_wake_engines_while_the_trainer_wor
 
     async def main(clock: Clock) -> tuple[int, int]:
         one = SimulatedEngine(clock, constant(1.0), lambda rng: 100, sync=SyncModel(prepare=constant(3.0)))
-        weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), [one], clock, MemoryRecorder(), 9.0)
-        trainer = TakingTurns(Training(clock, constant(1.0), 0), [one])
+        weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), fleet_of([one]), clock, MemoryRecorder(), 9.0)
+        trainer = TakingTurns(Training(clock, constant(1.0), 0), fleet_of([one]))
         async with asyncio.TaskGroup() as tasks:
             answer = tasks.create_task(one.generate(request_of("a#1", "a", [1], 0, Sampling(max_tokens=100))))
             await clock.sleep(1.5)
@@ -190,7 +193,7 @@ def test_engines_are_never_two_published_versions_behind() -> None:
     async def main(clock: Clock) -> list[tuple[str, int]]:
         one = SimulatedEngine(clock, constant(1.0), lambda rng: 4, sync=SyncModel(prepare=constant(30.0)))
         recorder = MemoryRecorder(clock.now)
-        weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), [one], clock, recorder, timeout=99.0)
+        weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), fleet_of([one]), clock, recorder, timeout=99.0)
 
         async def engines() -> None:
             for version in (1, 2):

@@ -13,7 +13,8 @@ from dataclasses import replace
 from math import ceil, floor
 from typing import Any
 
-from rollweave.config.job import Job, RollArtPipeline
+from rollweave.config.control import RollArtPipeline
+from rollweave.config.job import Job
 from rollweave.observability.events import MemoryRecorder
 from rollweave.seeds import generator
 from rollweave.simulation.world.witness import Witness
@@ -128,7 +129,7 @@ def nobody_is_left_behind(job: Job, run: SimulatedRun) -> None:
             versions[int(event.data["group"])] = int(event.data["version"])  # type: ignore[arg-type]
     for event in run.recorder.named("task.end"):
         del versions[int(event.data["group"])]  # type: ignore[arg-type]
-    scheduler = run.parts.scheduler
+    scheduler = run.loop.scheduler
     assert set(versions) == set(scheduler.buffer.groups) | set(scheduler._running), "a task was forgotten"
     oldest = oldest_tokens(run)
     for group in scheduler.buffer.groups.values():  # a turn that was begun again is younger than its group
@@ -164,7 +165,7 @@ def tasks_end_once(run: SimulatedRun) -> None:
     assert admitted == list(range(len(admitted))), "a task was skipped or admitted twice"
     ended = Counter(event["group"] for event in data(run, "task.end"))
     assert set(ended.values()) <= {1} and set(ended) <= set(admitted)
-    ledger = run.parts.scheduler.ledger
+    ledger = run.loop.scheduler.ledger
     assert ledger.open_tasks == set(admitted) - set(ended)
     assert Counter(event["end"] for event in data(run, "task.end")) == {
         end.value: count for end, count in ledger.tasks.items()
@@ -176,7 +177,7 @@ def tasks_end_once(run: SimulatedRun) -> None:
 def attempts_end_once(run: SimulatedRun) -> None:
     ended = Counter(event["id"] for event in data(run, "attempt.end"))
     assert set(ended.values()) <= {1}
-    ledger = run.parts.scheduler.ledger
+    ledger = run.loop.scheduler.ledger
     ledger.check()
     assert not set(ended) & ledger.open_attempts
     assert len(ended) + len(ledger.open_attempts) == ledger.issued
@@ -328,7 +329,7 @@ def check_resumed(job: Job, world: World, history: SimulatedRun) -> None:
     tasks_end_once(history)
     failures_are_no_rewards(job, world, history)
     ended = Counter(event["id"] for event in data(history, "attempt.end"))
-    ledger = history.parts.scheduler.ledger
+    ledger = history.loop.scheduler.ledger
     assert set(ended.values()) == {1} and not set(ended) & ledger.open_attempts
     assert len(ended) + len(ledger.open_attempts) == ledger.issued
     tokens = sum(event["tokens"] for event in data(history, "attempt.end"))

@@ -28,7 +28,7 @@ def make_job(
             "environment": {"type": "frozen_lake"},
             "pipeline": pipeline,
             "rollout": numbers,
-            "training": {"steps": steps, "loss": {"denominator": "behaviour"}, "advantage": {"type": advantage}},
+            "training": {"steps": steps, "advantage": {"type": advantage}},
             "evaluation": {"every": evaluate, "tasks": 3},
             "checkpoint": {"every": save},
         }

@@ -8,9 +8,10 @@ from pathlib import Path
 from bench.control.null import TURNS, NullDialogue, NullEngine, NullEnvironment, NullScorer, NullTrainer
 from rollweave.clock import Clock, run_wall
 from rollweave.config.job import Job
+from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Recorder
-from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
+from rollweave.pipelines.assemble import assemble
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.manager import Stage
@@ -45,31 +46,23 @@ def _job(environments: int, turns: int) -> Job:
 
 
 async def _run(job: Job, clock: Clock) -> float:
-    engine, dispatcher = NullEngine(), Dispatcher()
+    engine, fleet, dispatcher = NullEngine(), Fleet(), Dispatcher()
+    fleet.join(EngineEntry("null-0/1", engine))
     host: EnvHost
     link = dispatcher.attach(lambda packet: host.link.receive(packet), job.rollout.slots)
     host = EnvHost(_stage(job, engine, clock), link.receive)
-    machinery = Machinery([engine], NullTrainer(), dispatcher)
-    listeners = Listeners(Recorder(clock.now))
-    parts = assemble(job, machinery, SeedSource("null", job.seed), (), Path("unused"), clock, listeners)
+    source, recorder = SeedSource("null", job.seed), Recorder(clock.now)
+    drive = assemble(job.control, fleet, dispatcher, NullTrainer(), source, (), Path("unused"), clock, recorder)
     async with asyncio.TaskGroup() as tasks:
         playing = tasks.create_task(host.run())
         started = clock.now()
-        await pipeline(job)(parts, 0, job.training.steps)
+        await drive.advance()
         seconds = clock.now() - started
         playing.cancel()
-    parts.scheduler.ledger.check()
+    drive.loop.scheduler.ledger.check()
     return engine.answered / seconds
 
 
 def _stage(job: Job, engine: NullEngine, clock: Clock) -> Stage:
-    return Stage(
-        clock=clock,
-        proxy=LLMProxy([engine]),
-        environment=lambda task: NullEnvironment(),
-        dialogue=NullDialogue(),
-        scorer=NullScorer(),
-        deadlines=job.rollout.deadlines,
-        max_turns=job.rollout.max_turns,
-        max_context=job.rollout.max_context,
-    )
+    proxy = LLMProxy([engine])
+    return Stage.of(job.control, clock, proxy, lambda task: NullEnvironment(), NullDialogue(), NullScorer())

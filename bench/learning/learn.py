@@ -16,12 +16,14 @@ import torch
 from rollweave.clock import Clock, run_virtual
 from rollweave.config.job import Job
 from rollweave.environments.registry import EnvironmentFactory, source
+from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import MemoryRecorder
-from rollweave.pipelines.assemble import Listeners, assemble, pipeline
+from rollweave.pipelines.assemble import assemble
 from rollweave.pipelines.journal import MetricsRow
-from rollweave.pipelines.loop import Parts
+from rollweave.pipelines.loop import Loop
 from rollweave.policies.chat import ChatFormat
 from rollweave.policies.start import start_policy
+from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.inline import start_inline
 
@@ -73,20 +75,27 @@ def learn(job: Job, policy: Path, target: float) -> Curve:
 
 async def _learn(job: Job, policy: Path, target: float, curve: Curve, clock: Clock) -> None:
     blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()))
-    parts: Parts
+    loop: Loop
+    fleet, dispatcher = Fleet(), Dispatcher(job.rollout.scheduling)
 
     def on_row(step: int, row: MetricsRow) -> None:
         curve.add(row)
-        parts.stopping = curve.steps_to(target) is not None
+        loop.state.stopping = curve.steps_to(target) is not None
 
-    async with start_inline(blueprint, clock, lambda stats: ENGINE_STEP_SECONDS, TRAIN_STEP_SECONDS) as machinery:
-        parts = assemble(
-            job,
-            machinery,
+    async with start_inline(
+        blueprint, fleet, dispatcher, clock, lambda stats: ENGINE_STEP_SECONDS, TRAIN_STEP_SECONDS
+    ) as trainer:
+        drive = assemble(
+            job.control,
+            fleet,
+            dispatcher,
+            trainer,
             source(job.environment, job.seed, Path()),
             ChatFormat.of(policy).stop_tokens,
             policy.parent / "unused",
             clock,
-            Listeners(MemoryRecorder(clock.now), on_row=[on_row]),
+            MemoryRecorder(clock.now),
+            on_row=[on_row],
         )
-        await pipeline(job)(parts, 0, job.training.steps)
+        loop = drive.loop
+        await drive.advance()

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from bench.learning.learn import Curve, learn, make_policy
 from bench.learning.statistics import Curves
-from bench.learning.variants import FILE, TARGET, Variant
+from bench.learning.variants import TARGET, Variant
 from rollweave.config.job import Job
-from rollweave.config.load import load_job
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Work:
     policy: Path
 
     def job(self) -> Job:
-        return load_job(FILE, [f"seed={self.seed}", *self.variant.overrides, *self.overrides])
+        return self.variant.job([f"seed={self.seed}", *self.overrides])
 
 
 def measure(chosen: list[Variant], seeds: range, overrides: list[str], processes: int, folder: Path) -> Curves:

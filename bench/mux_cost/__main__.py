@@ -14,11 +14,8 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.mux_cost.ablation import ablations
-from rollweave.mux.decisions.scheduler import Scheduler
-from rollweave.mux.simulation.jobs import JobMix, draw_jobs
-from rollweave.mux.simulation.phases import PhaseReplay
-from rollweave.mux.simulation.replay import Replay, ReplayResult
-from rollweave.mux.simulation.simulate import TraceScenario, bound, simulate
+from rollweave.mux.simulation.replay import ReplayResult
+from rollweave.mux.simulation.simulate import bound, make_scenario, simulate
 from rollweave.mux.simulation.trace import TraceJob, describe, read_trace
 
 MOST_FOR_OPT = 40
@@ -64,21 +61,15 @@ def main() -> None:
 
 def measure(name: str, trace: Sequence[TraceJob], jobs: str, arguments: argparse.Namespace) -> list[Row]:
     seeds = range(arguments.seeds)
-    scenario = TraceScenario(trace, JobMix(jobs), phases=arguments.phases)
+    scenario = make_scenario(trace, jobs, phases=arguments.phases)
     runs = {policy: [simulate(scenario, policy, seed) for seed in seeds] for policy in arguments.policies.split(",")}
     if arguments.ablation:
         for label, policy in ablations().items():
-            runs[label] = [_replayed(scenario, Scheduler(policy), seed) for seed in seeds]
+            runs[label] = [simulate(scenario, policy, seed) for seed in seeds]
     if not arguments.no_opt and describe(trace).peak_concurrency <= MOST_FOR_OPT:
         runs["opt"] = [simulate(scenario, "opt", seed) for seed in seeds]
     bounds = [bound(scenario, seed) for seed in seeds]
     return [_row(name, jobs, policy, runs, bounds) for policy in runs]
-
-
-def _replayed(scenario: TraceScenario, scheduler: Scheduler, seed: int) -> ReplayResult:
-    jobs = draw_jobs(scenario.trace, scenario.workload, seed)
-    arrivals = [(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)]
-    return (PhaseReplay if scenario.phases else Replay)(scheduler).run(arrivals)
 
 
 def _row(name: str, jobs: str, policy: str, runs: dict[str, list[ReplayResult]], bounds: list[float]) -> Row:

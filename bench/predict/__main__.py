@@ -51,7 +51,7 @@ def _profile(folder: Path, policy: Path) -> Scenario:
     if not path.exists():
         job = load_job(JOB, ["model.type=local", f"model.path={policy.absolute()}"])
         found = measure(job, lambda what: _say(what), steps=10)
-        write_profile(calibrate(found.scenario, found.in_turns, found.overlapped), path)
+        write_profile(calibrate(found.scenario, found.alternating, found.overlapped), path)
     return load_profile(path)
 
 

@@ -32,7 +32,7 @@ def production(gpus: int, steps: int) -> Scenario:
     return scenario(
         {
             "name": f"production on {gpus} GPUs",
-            "steps": steps,
+            "training": {"steps": steps},
             "warmup": 1,
             "model": "qwen3-8b",
             "cluster": {

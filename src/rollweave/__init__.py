@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollweave.api import Run, train
-    from rollweave.clock import Clock, run_virtual, run_wall
+    from rollweave.api import Run, evaluate, plan, simulate, train
     from rollweave.config.job import Job
     from rollweave.config.load import load_job
     from rollweave.environments.protocol import Environment, StepResult
@@ -26,25 +25,24 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Batch": "trajectory",
-    "Clock": "clock",
     "Environment": "environments.protocol",
     "Group": "trajectory",
     "Job": "config.job",
-    "RewardResult": "rewards.protocol",
+    "RewardResult": "rewards.scorer",
     "RollweaveError": "errors",
     "Run": "api",
     "StepResult": "environments.protocol",
     "Task": "tasks",
     "Trajectory": "trajectory",
+    "evaluate": "api",
     "load_job": "config.load",
-    "run_virtual": "clock",
-    "run_wall": "clock",
+    "plan": "api",
+    "simulate": "api",
     "train": "api",
 }
 
 __all__ = [
     "Batch",
-    "Clock",
     "Environment",
     "Group",
     "Job",
@@ -54,9 +52,10 @@ __all__ = [
     "StepResult",
     "Task",
     "Trajectory",
+    "evaluate",
     "load_job",
-    "run_virtual",
-    "run_wall",
+    "plan",
+    "simulate",
     "train",
 ]
 

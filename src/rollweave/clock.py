@@ -1,21 +1,21 @@
-"""Time: a wall clock and a virtual clock behind the same asyncio code.
+"""Two clocks for the same asyncio code: the wall clock and the virtual clock.
 
-The control plane never asks the machine what time it is. It is given a `Clock`, which reads the running
+The control plane never asks the machine for the time. It is given a `Clock`, which reads the running
 loop's time, so the same code runs on the wall clock (`run_wall`) and on the virtual clock (`run_virtual`),
 where time jumps to the next event and an hour passes in milliseconds.
 
-The virtual loop orders events by (time, sequence): two runs of the same program interleave identically. When
-nothing is ready and no timer is pending it raises `Deadlock` with the list of who waits for what, and it
-refuses sockets, threads and subprocesses, whose timing it could not fix.
+The virtual loop orders events by (time, sequence), so two runs of the same program interleave identically. When
+nothing is ready and no timer is pending, it raises `Deadlock` with a list of all waits. It refuses sockets, threads
+and subprocesses, because it cannot control their timing.
 
 Every wait has a name, an owner and, usually, a deadline:
 
     with clock.wait("trainer", "batch 7", timeout=60):
         batch = await something
 
-Waits with the same timeout expire in the order they began, so each timeout has a queue (a dict, to leave it from
-anywhere) and the whole clock one loop timer, which is set for the earliest head and left alone while waits come
-and go: a wait that ends in time costs two dict operations.
+Waits with the same timeout expire in the order they began. So each timeout has a queue (a dict, so that any wait can
+leave it) and the whole clock has one loop timer, which is set for the earliest first wait of all queues. The timer
+does not change while other waits come and go: a wait that ends in time costs two dict operations.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, TypeVarTuple
 from rollweave.errors import RollweaveError
 
 SAME_TIME = 1e-9
-"""Timers that are no further apart than this are due together."""
+"""Timers whose times differ by less than this are due together."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
 class DeadlineExceeded(RollweaveError, TimeoutError):
-    """A wait outlived its deadline. Says who waited for what, and how long."""
+    """A wait took longer than its deadline. The message says who waited for what, and how long."""
 
 
 class Deadlock(RuntimeError):
-    """Nothing is ready, no timer is pending: everybody waits for somebody."""
+    """Nothing is ready and no timer is pending, so all tasks would wait forever."""
 
 
 class VirtualClockViolation(RuntimeError):
-    """Code on the virtual clock tried to touch the outside world."""
+    """Code on the virtual clock tried to use a socket, a thread or a process."""
 
 
 class Waiting(NamedTuple):
-    """A wait at one moment."""
+    """An open wait as plain data: who waits, for what, and for how long already."""
 
     who: str
     what: str
@@ -66,11 +66,11 @@ class Waiting(NamedTuple):
 
 
 WIND_DOWN_SECONDS = 10.0
-"""How long a wait that can be ended in order (see `Wait`) has for it once it is late."""
+"""The time that a late wait has to end by itself after its `late` function was called (see `Clock.wait`)."""
 
 
 class Clock:
-    """Time and named waits for everything that runs on one loop."""
+    """Provides time and named waits for everything that runs on one event loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -81,7 +81,7 @@ class Clock:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop this clock belongs to: the one it was first used on. (Asking asyncio is a system call each time.)"""
+        """The loop on which this clock was first used. It is kept, because asking asyncio is a system call."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
@@ -90,7 +90,10 @@ class Clock:
         return (self._loop or self.loop).time()
 
     def sleep(self, seconds: float) -> Awaitable[None]:
-        """Await it. (A future and a timer: the coroutines of `asyncio.sleep` would cost a simulation a tenth.)"""
+        """Return an awaitable that ends after so many seconds.
+
+        It is a future with a timer: the coroutines of `asyncio.sleep` would make a simulation a tenth slower.
+        """
         if seconds <= 0:
             return asyncio.sleep(0)
         loop = self._loop or self.loop
@@ -99,29 +102,29 @@ class Clock:
         return waking
 
     def later(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
-        """Call this after a while. The name says what for: a replay calls it when the recording does."""
+        """Call the callback after so many seconds. A replay uses the name to call it when the recorded run did."""
         self.loop.call_later(seconds, callback)
 
     def wait(self, who: str, what: str, timeout: float | None = None, late: Callable[[], None] | None = None) -> Wait:
-        """Names a wait while the `with` block runs; past `timeout` seconds it raises DeadlineExceeded.
+        """Name a wait while the `with` block runs. After `timeout` seconds the block raises DeadlineExceeded.
 
-        With `late`, that is called instead, to make what is awaited end in order; if it has not ended
-        `WIND_DOWN_SECONDS` later, DeadlineExceeded is raised after all.
+        If `late` is given, it is called instead, to end the awaited operation in an orderly way. If the block has not
+        ended `WIND_DOWN_SECONDS` later, it raises DeadlineExceeded after all.
         """
         return Wait(self, who, what, timeout, late)
 
     def waits(self) -> list[Wait]:
-        """Who waits now, longest first."""
+        """All open waits, the longest first."""
         return sorted((wait for queue in self._queues.values() for wait in queue), key=lambda wait: wait.since)
 
     def waiting(self, most: int | None = None) -> list[Waiting]:
-        """The same as plain values, for whoever is elsewhere: other processes have other times."""
+        """The open waits as plain data, which other processes can read although their clocks differ."""
         now = self.now()
         return [Waiting(wait.who, wait.what, now - wait.since) for wait in self.waits()[:most]]
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
-        """Around work that blocks the loop itself: that time counts against nobody's deadline."""
+        """Mark work that blocks the loop itself. Its time counts towards no deadline."""
         started = self.now()
         try:
             yield
@@ -131,7 +134,7 @@ class Clock:
     # ----------------------------------------------------------------------------------------------- deadlines
 
     def _queue(self, wait: Wait, timeout: float | None, now: float) -> dict[Wait, None]:
-        """Where a wait that has `timeout` seconds from now on is kept."""
+        """Put a wait into the queue of its timeout, and return the queue."""
         queue = self._queues.get(timeout)
         if queue is None:
             queue = self._queues[timeout] = {}
@@ -149,7 +152,7 @@ class Clock:
         self._timer_due = due
 
     def _expire(self) -> None:
-        """The timer: ends what is late, and is set again for whoever is next."""
+        """Called by the timer: end the late waits, and set the timer for the next one."""
         self._timer, self._timer_due = None, math.inf
         unblocked = self.now() - self._blocked + 1e-9
         late = [
@@ -166,19 +169,19 @@ class Clock:
 
 
 def _wake(waking: asyncio.Future[None]) -> None:
-    if not waking.done():  # whoever slept may have been cancelled
+    if not waking.done():  # the sleeping task may have been cancelled
         waking.set_result(None)
 
 
 class Wait:
-    """One named wait; a context manager around an `await`. It may be entered again, once it has ended."""
+    """One named wait: a context manager around an `await`. It may be entered again after it has ended."""
 
     __slots__ = (
         *("_cancelled", "_cancelling", "_late", "_queue", "_task"),
         *("clock", "due", "expired", "since", "timeout", "what", "who"),
     )
     due: float
-    """In time that counts against deadlines."""
+    """The time of its deadline, without the time in which the loop was blocked."""
 
     def __init__(
         self, clock: Clock, who: str, what: str, timeout: float | None, late: Callable[[], None] | None
@@ -193,7 +196,7 @@ class Wait:
     def __enter__(self) -> Wait:
         clock = self.clock
         self.expired = False
-        """Late, or told to be."""
+        """Whether the wait is late, or was ended as if it were."""
         self._cancelled = False
         loop = clock._loop or clock.loop
         task = asyncio.current_task(loop)
@@ -208,7 +211,7 @@ class Wait:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         del self._queue[self]
-        # As asyncio.timeout does: a cancellation that came from outside as well keeps travelling.
+        # As in `asyncio.timeout`: if the task was also cancelled from outside, that cancellation goes on.
         if self._cancelled and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self.too_late() from error
 
@@ -218,7 +221,7 @@ class Wait:
         return self in self._queue
 
     def expire(self) -> None:
-        """End an open wait: in order if there is a way that was not tried yet, else by cancelling."""
+        """End an open wait: by its `late` function if that was not called yet, else by cancelling the task."""
         late = None if self.expired else self._late
         self.expired = True
         self._cancelled = late is None
@@ -241,29 +244,29 @@ class Wait:
 
 
 def run_wall(main: Callable[[Clock], Coroutine[Any, Any, T]]) -> T:
-    """Run on the machine's time."""
+    """Run the coroutine on the machine's time."""
     collect_rarely()
     return asyncio.run(main(Clock()))
 
 
 def collect_rarely(objects: int = 50_000, generations: int = 20) -> None:
-    """Python's cycle collector, at its usual pace, would take half of the time of 8,192 episodes at once.
+    """Make Python's cycle collector run less often: at its usual rate it takes half of the time of 8,192 episodes.
 
-    It walks everything that lives, over and over, and what the control plane makes lives for a whole episode and is
-    hardly ever part of a cycle. `objects`: how many more there are to be before it looks.
+    The collector visits all live objects again and again. The objects of the control plane live for a whole episode and
+    are hardly ever part of a cycle. `objects` is the number of new objects after which it runs.
     """
     gc.set_threshold(objects, generations, generations)
 
 
 def run_virtual(main: Callable[[Clock], Coroutine[Any, Any, T]], clock: Clock | None = None) -> T:
-    """Run on virtual time, from 0. Deterministic; raises Deadlock instead of hanging."""
+    """Run the coroutine on virtual time, from 0. The run is deterministic, and raises Deadlock instead of hanging."""
     clock = clock or Clock()
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner:
         return runner.run(main(clock))
 
 
 class _Soon(asyncio.Handle):
-    """A handle that is made without asking whether the loop is in debug mode."""
+    """A handle that is created without the check for the loop's debug mode, which saves time."""
 
     __slots__ = ()
 
@@ -301,9 +304,9 @@ class _Timer(asyncio.TimerHandle):
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop whose time jumps to the next timer.
 
-    Timers of equal time run in the order they were set; asyncio's own heap leaves that open. The heap holds bare
-    times, and each time has its timers beside it: a simulation sets millions of timers, and a heap of tuples that are
-    spread over half a gigabyte is slow to walk.
+    Timers of equal time run in the order they were set, which asyncio's own heap does not guarantee. The heap holds
+    only times, and a dict holds the timers of each time: a simulation sets millions of timers, and a heap of tuples
+    that are spread over half a gigabyte of memory is slow.
     """
 
     _ready: deque[asyncio.Handle]
@@ -317,7 +320,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._times: list[float] = []
         self._timers: dict[float, list[asyncio.TimerHandle]] = {}
         self._given_up = 0
-        """Timers that were cancelled and are still kept, more or less."""
+        """Roughly the number of cancelled timers that are still kept."""
 
     def time(self) -> float:
         return self._now
@@ -350,9 +353,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._given_up = 0
 
     def _run_once(self) -> None:
-        """What is ready runs, in order, after the timers whose time has come; with nothing ready, time jumps.
+        """Run the ready callbacks in order, after the timers that are due; with nothing ready, time jumps.
 
-        Goes on until the loop is stopped: coming back to asyncio between two events is work too.
+        The method goes on until the loop is stopped, because a return to asyncio between two events takes time too.
         """
         ready = self._ready
         while True:
@@ -364,13 +367,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
                         handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
                     except (SystemExit, KeyboardInterrupt):
                         raise
-                    except BaseException as error:  # as `Handle._run` does: the loop's handler is told
+                    except BaseException as error:  # as in `Handle._run`: the loop's handler reports it
                         self._tell(handle, error)
             if self._stopping:
                 return
 
     def _collect_due(self) -> None:
-        """Make ready whose time has come, in the order of their times."""
+        """Make the timers that are due ready, in the order of their times; with nothing ready, let time jump."""
         times, ready = self._times, self._ready
         while times:
             if not ready and not self._stopping:
@@ -398,7 +401,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        if threading.get_ident() != self._thread:  # signal handlers come through here too, on our own thread
+        if threading.get_ident() != self._thread:  # signal handlers call this too, on our own thread
             raise VirtualClockViolation("the virtual clock refuses callbacks from other threads")
         return self.call_soon(callback, *args, context=context)
 
@@ -419,7 +422,7 @@ for _method in (
 
 
 def _where(task: asyncio.Task[Any]) -> str:
-    """The innermost line of our own code a suspended task stands at."""
+    """The line at which a suspended task waits."""
     frames = task.get_stack()
     if not frames:
         return "an unknown place"

@@ -1,23 +1,23 @@
-"""The errors a person meets, named after the boundary they crossed.
+"""The errors that a user can see, named after the boundary at which they occur.
 
     RollweaveError            shown without a traceback (unless --debug); the message names the fix
     ├── ConfigError           a job or cluster file, an override, a flag
     ├── ModelError            a policy that cannot be loaded or used
-    ├── EnvironmentFailed     the user's environment raised, returned nonsense or hung
-    ├── RewardFailed          the user's reward raised or returned nonsense
+    ├── EnvironmentFailed     the user's environment raised, returned a wrong value or hung
+    ├── RewardFailed          the user's reward raised or returned a wrong value
     ├── RunFolderError        a run folder that exists, is incomplete or cannot be written
     ├── UntrainableBatch      data without log-probs, versions or transforms reached the trainer
-    ├── DeadlineExceeded      something was waited for too long (defined in clock.py)
+    ├── DeadlineExceeded      a wait took too long (defined in clock.py)
     └── WorkerDied            a worker process of the run was killed or crashed
 
-Programming errors stay what they are (TypeError, AssertionError, ...) and always show a traceback.
+Programming errors (TypeError, AssertionError, ...) are not wrapped and always show a traceback.
 """
 
 from __future__ import annotations
 
 
 class RollweaveError(Exception):
-    """Something the user can fix. The message says what, where and how."""
+    """An error that the user can fix. The message says what is wrong, where, and how to fix it."""
 
 
 class ConfigError(RollweaveError):
@@ -45,7 +45,7 @@ class UntrainableBatch(RollweaveError):
 
 
 class WorkerDied(RollweaveError):
-    """A process of the run is gone; `worker` is its name: `engine`, `trainer`, `host-0` ..."""
+    """A process of the run has died; `worker` is its name: `engine`, `trainer`, `host-0` ..."""
 
     def __init__(self, message: str, worker: str = "") -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class WorkerDied(RollweaveError):
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Of everything that went wrong at once, what a person can act on: one of ours if there is one, else the first."""
+    """The error of a group that a user can act on: the first `RollweaveError`, else the first error of all."""
     leaves = _leaves(group)
     return next((leaf for leaf in leaves if isinstance(leaf, RollweaveError)), leaves[0])
 

@@ -1,7 +1,8 @@
-"""Names in a job file that mean Python: `file.py:name` or `package.module:name`.
+"""Loads the Python objects that a job file names: `file.py:name` or `package.module:name`.
 
-A file is looked up from the folder of the job file and loaded once per process (again when it has changed).
-Its folder joins the end of `sys.path`, so that it may import its neighbours but cannot hide an installed package.
+A file name is relative to the folder of the job file. The file is loaded once per process, and again when it has
+changed. Its folder is added to the end of `sys.path`, so that it can import files beside it but cannot hide an
+installed package.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rollweave.errors import ConfigError
 
 
 def load_target(target: str, base: Path) -> object:
-    """The object that `file.py:name` (relative to `base`) or `package.module:name` stands for."""
+    """Load the object that `file.py:name` (relative to `base`) or `package.module:name` names."""
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         raise ConfigError(f"{target!r}: expected `file.py:name` or `package.module:name`")
@@ -32,7 +33,7 @@ def load_target(target: str, base: Path) -> object:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or the few names there are, or nothing."""
+    """The end of an error message: `; did you mean 'x'?`, or the first known names, or nothing."""
     names = list(known)
     if close := difflib.get_close_matches(name, names, 1):
         return f"; did you mean {close[0]!r}?"
@@ -40,7 +41,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def blame(error: BaseException, file: str | None = None) -> str:
-    """`TypeError: message (file.py:12)`: the innermost line of the user's own file, else the innermost line."""
+    """Describe an error as `TypeError: message (file.py:12)`, with the innermost line of the user's file, if any."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == file] or frames
     if isinstance(error, SyntaxError) and error.filename:
@@ -63,10 +64,10 @@ def _load_file(path: Path, target: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses and pickle look themselves up there
+    sys.modules[name] = module  # before the module runs, because dataclasses and pickle look it up there
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the boundary to a user's file: anything may come out of it
+    except (Exception, SystemExit) as error:  # the boundary to a user's file, which may raise anything
         del sys.modules[name]
         raise ConfigError(f"{target}: the file cannot be loaded: {blame(error, str(path))}") from error
     return module

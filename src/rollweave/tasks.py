@@ -1,8 +1,8 @@
-"""Where work comes from: a Task names one episode's start, a TaskSource hands tasks out in a fixed order.
+"""Tasks and their sources: a Task describes where an episode starts, a TaskSource gives tasks in a fixed order.
 
-A source is a pure function of (seed, cursor): `task(i)` is the i-th task it will ever hand out, and the
-cursor is nothing but that i. Resuming is seeking, and a crash can neither skip nor repeat a task. The
-held-out split is disjoint from training by construction and has an order of its own.
+A source is a pure function of its seed and a position: `task(i)` is always the i-th task. So a checkpoint saves
+only the position, and a crash can neither skip nor repeat a task. The held-out split has no task in common with
+training, and has an order of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollweave.seeds import derive, generator
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One episode's start: which environment, which seed, and what the data file says about it."""
+    """Where an episode starts: its environment, its seed, and its row of the data file, if there is one."""
 
     id: str
     environment: str
@@ -30,10 +30,10 @@ class Task:
 
 
 class TaskSource(Protocol):
-    """Tasks by position. Implementations hold no state that a cursor does not capture."""
+    """Gives tasks by position. An implementation has no state beside what its seed and the position determine."""
 
     def task(self, index: int) -> Task:
-        """The training task at this position of the order (endless: epochs follow each other)."""
+        """The training task at this position. The order has no end: after an epoch the next one begins."""
         ...
 
     def held_out(self, count: int) -> list[Task]:
@@ -42,7 +42,7 @@ class TaskSource(Protocol):
 
 
 class Cursor:
-    """Walks a source; `position` is all there is to save."""
+    """Reads a source from one position to the next. Only `position` has to be saved."""
 
     def __init__(self, source: TaskSource, position: int = 0) -> None:
         self.source = source
@@ -55,11 +55,11 @@ class Cursor:
 
 
 class SeedSource:
-    """Tasks for environments that are generated from a seed: levels, maps, puzzles.
+    """Tasks for environments that generate their levels from a seed: maps, puzzles and the like.
 
-    `size` levels make an epoch (None: every task is new). Training seeds are even and held-out seeds odd, so
-    no seed is in both. `data["split"]` tells the environment which split it plays, for those that generate
-    the same level from many seeds and must keep the levels themselves apart.
+    `size` levels make an epoch (None: every task is new). Training seeds are below 2**30 and held-out seeds are not,
+    so no seed is in both. `data["split"]` tells the environment its split: an environment that generates the same level
+    from many seeds must itself keep the levels of the two splits apart.
     """
 
     def __init__(self, environment: str, seed: int, size: int | None = None) -> None:
@@ -77,7 +77,7 @@ class SeedSource:
         return [self._make("heldout", index, epoch=0) for index in range(count)]
 
     def _make(self, split: str, index: int, epoch: int) -> Task:
-        # The split is in the highest of 31 bits: environments look at the low ones (`seed % 10`).
+        # The split is in the highest of 31 bits, because environments use the low ones (`seed % 10`).
         level = derive(self.seed, self.environment, split, index) % 2**30 + 2**30 * (split == "heldout")
         return Task(f"{self.environment}/{split}/{index}", self.environment, level, {"split": split}, epoch)
 
@@ -112,7 +112,7 @@ class RowSource:
 
 
 class Mixture:
-    """A weighted mixture. Position i belongs to one source for good: a seeded draw decides which."""
+    """A weighted mixture of sources. A draw from the seed determines the source of each position."""
 
     def __init__(self, sources: Sequence[TaskSource], weights: Sequence[float], seed: int) -> None:
         if len(sources) != len(weights) or any(w <= 0 for w in weights):
@@ -134,18 +134,19 @@ class Mixture:
         return self.sources[self._choices[index]].task(self._places[index])
 
     def held_out(self, count: int) -> list[Task]:
-        """Shared out by weight, one at least for each source; what a small split lacks goes to the others."""
+        """Divide the tasks among the sources by weight, with at least one for each source if `count` allows. If a split
+        is too small, the other sources get its rest."""
         splits = [source.held_out(count) for source in self.sources]
         shares = [0] * len(splits)
         for _ in range(min(count, sum(map(len, splits)))):
             open_splits = [i for i, split in enumerate(splits) if shares[i] < len(split)]
-            # Next is who has least for its weight; who has nothing yet comes first.
+            # The next task goes to the source with the fewest tasks for its weight; one without tasks comes first.
             shares[min(open_splits, key=lambda i: (shares[i] / self.weights[i], -self.weights[i]))] += 1
         return [task for split, share in zip(splits, shares, strict=True) for task in split[:share]]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `.jsonl` or `.parquet` file, as dictionaries."""
+    """Read the rows of a `.jsonl` or `.parquet` file as dictionaries."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; name a .jsonl or .parquet file with one task per row")
     if path.suffix == ".parquet":
@@ -156,7 +157,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    # Not splitlines(): JSON strings may hold separators such as U+2028 that it would break at.
+    # Not splitlines(), which would also split at separators inside JSON strings, such as U+2028.
     lines = enumerate(text.split("\n"), 1)
     return [_parse_row(line, f"{path}:{number}") for number, line in lines if line.strip()]
 

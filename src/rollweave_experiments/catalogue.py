@@ -1,4 +1,4 @@
-"""All experiments by name, and running them."""
+"""Lists all experiments by name, and runs them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import difflib
 from collections.abc import Callable, Sequence
 
 from rollweave.errors import ConfigError
-from rollweave_experiments import flash, rollart, rollmux, rollpacker
+from rollweave_experiments import flash, rollart, rollmux
 from rollweave_experiments.frame import Experiment
 from rollweave_experiments.verdict import ExperimentResult, assess
 
 
 def experiments() -> dict[str, Experiment]:
-    every = (*rollart.EXPERIMENTS, *flash.EXPERIMENTS, *rollmux.EXPERIMENTS, *rollpacker.EXPERIMENTS)
+    every = (*rollart.EXPERIMENTS, *flash.EXPERIMENTS, *rollmux.EXPERIMENTS)
     return {experiment.name: experiment for experiment in every}
 
 
@@ -33,11 +33,11 @@ def run(experiment: Experiment, seeds: Sequence[int], small: bool = False) -> Ex
 
 
 def run_all(
-    wanted: Sequence[Experiment], seeds: Sequence[int], told: Callable[[ExperimentResult], None]
+    wanted: Sequence[Experiment], seeds: Sequence[int], on_result: Callable[[ExperimentResult], None]
 ) -> list[ExperimentResult]:
-    """One after another; each is told as soon as it is done."""
+    """Run the experiments one after another, and call `on_result` after each."""
     results = []
     for experiment in wanted:
         results.append(run(experiment, seeds))
-        told(results[-1])
+        on_result(results[-1])
     return results

@@ -1,4 +1,4 @@
-"""`rollweave experiments`: the papers' experiments, simulated by our control plane, beside what the papers report."""
+"""`rollweave experiments list|run`: simulates the papers' experiments and compares them with what the papers report."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rollweave.cli.options import AsJson, Seed
+
 if TYPE_CHECKING:
     from rollweave_experiments.verdict import ExperimentResult
 
 app = typer.Typer(help="Reproduce the papers' experiments in simulation.", no_args_is_help=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
 
 @app.command("list")
 def list_experiments(as_json: AsJson = False) -> None:
-    """Every experiment: its paper, its strongest claim, how many rows of each kind."""
+    """List the experiments, each with its paper, its strongest claim and its number of rows of each kind."""
     from rollweave_experiments.listing import listing, listing_table
 
     typer.echo(json.dumps(listing(), indent=1) if as_json else listing_table())
@@ -27,13 +27,13 @@ def list_experiments(as_json: AsJson = False) -> None:
 @app.command()
 def run(
     name: Annotated[str, typer.Argument(help="An experiment's name, or `all`.")],
-    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    seed: Seed = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds in a row; the spread is reported.")] = 1,
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="Write one page with every table and plot.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write a folder with the rows as JSON and the plots as SVG.")] = None,
 ) -> None:
-    """Run experiments and print the paper against what was measured."""
+    """Run experiments and print the papers' numbers beside the simulated ones."""
     from rollweave_experiments import save
     from rollweave_experiments.catalogue import chosen, run_all
     from rollweave_experiments.text import score_line, table

@@ -1,4 +1,4 @@
-"""docs/experiments.md: every row, its claim, and what the last full run measured.
+"""Writes docs/experiments.md: every row, its claim, and what the last full run measured.
 
 rollweave experiments run all --json > docs/experiments.json
 python -m rollweave_experiments.document docs/experiments.json > docs/experiments.md
@@ -33,7 +33,7 @@ rollweave experiments run NAME|all [--seed N] [--seeds K] [--json] [--html FILE]
 The same seed prints the same bytes; `--seeds K` reports the spread over K seeds.
 
 Every row carries a claim. Claims were committed before the first measurement, and each change of one since is a
-commit with its reason (`git log -p src/rollweave/simulation/experiments/claims`):
+commit with its reason (`git log -p -- src/rollweave_experiments/claims src/rollweave/simulation/experiments/claims`):
 
 | claim | meaning |
 |---|---|
@@ -42,13 +42,19 @@ commit with its reason (`git log -p src/rollweave/simulation/experiments/claims`
 | calibration | a constant of our models was taken from this row, so agreement proves nothing |
 
 One set of constants (`config/hardware.py`) and one of workload presets (`simulation/workloads/presets.py`) serve all
-rows. What the papers leave unknown and we had to choose is named with each experiment. Evidence: P read in
-the paper, A in its public code, S in a third party's note, S- in one that nothing confirms, D computed by us from
-published figures. A range is the paper's over several cases; anywhere inside it counts as exact.
+rows, but for a bandwidth that `rollart-weights` and `rollart-production` set themselves; both sets were changed after
+results had been seen. What the papers leave unknown and we had to choose is named with each experiment. Evidence: P
+read in the paper, A in its public code, S in a third party's note, S- in one that nothing confirms, D computed by us
+from published figures. A range is the paper's over several cases; anywhere inside it counts as exact.
 
 This page is made by `python -m rollweave_experiments.document docs/experiments.json`; the measured figures
 are those of the JSON beside it, which `rollweave experiments run all --json` printed. A row without one has not been
 run since it was written down.
+
+Agreement is weak evidence: a program that prints 1.0 for every row agrees on 13 of the 36 numbers, and a review found
+that one without a GPU model agrees on 13 of 15. In RollArt's experiments `rollart` runs with a staleness bound one
+above the paper's alpha, 2 against AReaL's 1 in the ladder; the review found it slower than AReaL on 8B and 14B at equal
+bounds.
 """
 
 

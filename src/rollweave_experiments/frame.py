@@ -1,10 +1,10 @@
-"""What an experiment is: a paper's study, the claim we make about each of its rows, and a function that measures.
+"""Defines what an experiment is: a paper's study, the claim we make about each of its rows, and a measuring function.
 
-A claim is written down before anything is measured and says which of three things a row is:
+A claim is written before anything is measured. A row is one of three kinds:
 
-    number        the inputs are known well enough that our ratio should land near the paper's
-    shape         they are not: only a testable statement (monotone, crossover, plateau, best point) is claimed
-    calibration   a constant of our models was taken from this very row, so agreement proves nothing
+    number        the inputs are known well enough that our ratio should be near the paper's
+    shape         they are not, so only a testable statement (monotone, crossover, plateau, best point) is claimed
+    calibration   a constant of our models was taken from this row, so agreement proves nothing
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ClaimKind = Literal["number", "shape", "calibration"]
 KINDS: tuple[ClaimKind, ...] = ("number", "shape", "calibration")
 
 Figure = float | tuple[float, float] | None
-"""What a paper reports: a number, the range over several cases, or nothing that could be read off."""
+"""What a paper reports: a number, the range over several cases, or None if no number can be read from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Claim:
     """How the paper's figure is known, in the tags of our notes: P read in the paper, A in its public code, S in a
     third party's note (S- in one that nothing confirms), D computed by us from published figures."""
     unit: str = "x"
-    """x is a ratio; s, %, GPUs ... otherwise."""
+    """`x` for a ratio, else `s`, `%`, `GPUs` ..."""
     holds: str = ""
-    """A shape's statement: what must be true of what was measured."""
+    """The statement of a shape, which must be true for the measured values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What a paper did: the inputs it states, those it leaves unknown and what we chose for them."""
+    """A study of a paper: the inputs that it states, and what we chose for the inputs that it does not state."""
 
     name: str
     paper: str
@@ -50,13 +50,13 @@ class Study:
 
     @property
     def claim(self) -> ClaimKind:
-        """The strongest claim among the rows: what the study as a whole is evidence of."""
+        """The strongest kind of claim among the rows."""
         return min((claim.kind for claim in self.claims), key=KINDS.index)
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Named series over one axis; `bars` if the places on it are names rather than quantities."""
+    """Named series over one axis. `bars` says that the values on the axis are names and not numbers."""
 
     title: str
     x: str
@@ -67,9 +67,9 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one run of an experiment found, by the labels of its claims.
+    """The result of one run of an experiment, by the labels of its claims.
 
-    A number or calibration needs a value; a shape needs a verdict and may show a value.
+    A number or a calibration needs a value; a shape needs a verdict and may have a value.
     """
 
     values: Mapping[str, float]
@@ -78,11 +78,13 @@ class Measurement:
 
 
 RunExperiment = Callable[[int, bool], Measurement]
-"""(seed, small): `small` is the same experiment in miniature, for tests; its figures mean nothing."""
+"""(seed, small): `small` is the same experiment in miniature, for tests; its numbers mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
+    """A study and the function that measures it."""
+
     study: Study
     measure: RunExperiment
 

@@ -1,4 +1,4 @@
-"""What there is: the list of experiments, and the page of documentation with every row and its claim."""
+"""Lists the experiments for `rollweave experiments list`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One self-contained page with every table and plot: which row is which claim, misses included and marked."""
+"""Writes one self-contained page with every table and plot. Rows that missed their claim are included and marked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ KEY = (
     "near within 30 %. <b>shape</b>: they are not; the statement beside the row is what was claimed, and the figures "
     "are shown for comparison only. <b>calibration</b>: a constant of our models was taken from this row, so agreement "
     "proves nothing. Claims were committed before the first measurement, and each change of one since is a commit with "
-    "its reason; one set of constants serves all rows."
+    "its reason. One set of constants serves all rows, but for a bandwidth that two experiments set themselves; it was "
+    "changed after results had been seen."
 )
 
 

@@ -1,7 +1,7 @@
-"""A plot of an experiment as inline SVG: lines over quantities, or grouped bars over names.
+"""Draws a plot of an experiment as inline SVG: lines over numbers, or grouped bars over names.
 
-Colours are the variables of the report's style, so a plot follows the page's light and dark; `standalone` puts the
-style into the file.
+Colours are the variables of the report's style, so a plot follows the light and dark mode of the page; `standalone`
+puts the style into the file.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from rollweave_experiments.verdict import ClaimRow, ExperimentResult
 
 WIDTH, HEIGHT = 480, 250
 PAPER = "s0"
-"""What the paper says is grey."""
+"""The paper's values are grey."""
 COLOURS = ("s1", "s2", "s3", "s4", "s5", "s6", "s7")
 LABEL_ROOM = 34
-"""Names under bars stand on two lines."""
+"""Space for names of two lines under bars."""
 
 
 def plots(result: ExperimentResult) -> tuple[Plot, ...]:
-    """The experiment's own plots, or the paper beside ours, row by row."""
+    """The experiment's own plots, or, if it has none, the paper's values beside ours, row by row."""
     return result.plots or tuple(_compared(result.rows))
 
 
 def _compared(rows: Sequence[ClaimRow]) -> list[Plot]:
-    """One plot per unit: a percentage and a number of seconds share no axis."""
+    """One plot per unit, because a percentage and a number of seconds cannot share an axis."""
     drawn = []
     for unit in dict.fromkeys(row.claim.unit for row in rows):
         mine = [
@@ -48,7 +48,7 @@ def _middle(row: ClaimRow) -> float:
 
 
 def standalone(plot: Plot) -> str:
-    """A file of its own: with the style and the legend that otherwise come from the page."""
+    """The content of an SVG file, with the style and the legend that otherwise come from the page."""
     style = f'<style>{VARIABLES}{CHART_CSS}</style><rect width="100%" height="100%" fill="var(--surface)"/>'
     size = (
         f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + 24}" width="{WIDTH}" height="{HEIGHT + 24}"'
@@ -101,7 +101,7 @@ def _lines(plot: Plot) -> str:
 
 
 def _places(xs: Sequence[float]) -> list[float]:
-    """Where the x axis is labelled: at the points themselves if they are few."""
+    """The values at which the x axis is labelled: the points themselves if they are few."""
     distinct = sorted(set(xs))
     return distinct if len(distinct) <= 12 else nice_ticks(distinct[0], distinct[-1], 6)
 
@@ -126,7 +126,7 @@ def _bars(plot: Plot) -> str:
 
 
 def _names_under(names: Sequence[str], room: float) -> str:
-    """Centred where they fit on two lines, else numbers that the table's order explains."""
+    """The names under the bars if they fit on two lines, else numbers, in the order of the table."""
     letters = int(room / 5.6)
     fits = all(len(part) <= letters for name in names for part in _two_lines(name, letters))
     parts = []

@@ -1,4 +1,4 @@
-"""Writing results down: a folder with one JSON and its plots per experiment, or one page."""
+"""Writes results: a folder with one JSON file and the plots of each experiment, or one page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_page(results: Sequence[ExperimentResult], file: Path) -> None:
 
 
 def write_folder(results: Sequence[ExperimentResult], folder: Path) -> None:
-    """NAME.json and NAME.svg (NAME-2.svg ...) for each experiment."""
+    """Write NAME.json and NAME.svg (NAME-2.svg ...) for each experiment."""
     for result in results:
         _write(folder / f"{result.study.name}.json", json.dumps(result.as_json(), indent=1) + "\n")
         for i, plot in enumerate(plots(result)):
@@ -42,6 +42,6 @@ def _write(file: Path, content: str) -> None:
 
 
 def read_results(file: Path) -> dict[str, Any]:
-    """What `rollweave experiments run all --json` printed, kept in a file."""
+    """Read a file with the output of `rollweave experiments run all --json`."""
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded

@@ -1,4 +1,4 @@
-"""Building blocks of the presets: pools, tasks, and a simulation that is run only once however many presets ask."""
+"""Building blocks of the presets: pools, tasks, and simulations, each of which is run only once for all presets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Data = dict[str, Any]
 
 
 def pool(role: str, device: str, count: int, tensor_parallel: int = 1, tasks: Sequence[str] = ()) -> Data:
-    """A pool, called after its role and device."""
+    """A pool that is named after its role and device."""
     return {
         "name": f"{role}-{device}",
         "role": role,
@@ -39,7 +39,7 @@ def rollout(groups: int, group_size: int = 8, **more: Any) -> Data:
 
 
 def measured(pools: Sequence[Data], tasks: Sequence[Data], **scenario: Any) -> SimulationResult:
-    """Simulate; the same scenario again (the ladder's rungs serve several presets) costs nothing."""
+    """Simulate a scenario. The result is cached, because several presets use the same scenario."""
     data = {"cluster": {"pools": list(pools)}, "workload": {"tasks": list(tasks)}, **scenario}
     return _simulated(json.dumps(data, sort_keys=True))
 
@@ -50,10 +50,10 @@ def _simulated(text: str) -> SimulationResult:
 
 
 def forget() -> None:
-    """For tests of determinism: simulate again."""
+    """Clear the cache, for tests that simulate twice and compare."""
     _simulated.cache_clear()
 
 
 def series(values: Mapping[Any, float]) -> tuple[tuple[Any, float], ...]:
-    """Points of a plot out of a table."""
+    """The points of a plot, from a table."""
     return tuple(values.items())

@@ -1,4 +1,4 @@
-"""An experiment's rows in words and figures: shared by the terminal, the page and the documentation."""
+"""Writes an experiment's rows as words and numbers, for the terminal, the page and the documentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHAPE_WORDS = {"ok": "holds", "near": "", "miss": "FAILS"}
 
 
 def figure(value: Figure, unit: str) -> str:
-    """1.31-1.47x, 62 %, 365.7 s; a dash where the paper gives no number."""
+    """Write a figure as 1.31-1.47x, 62 % or 365.7 s, or as a dash if there is no number."""
     if value is None:
         return "-"
     text = "-".join(number(end) for end in value) if isinstance(value, tuple) else number(value)
@@ -25,7 +25,7 @@ def measured(row: ClaimRow) -> str:
 
 
 def spread(row: ClaimRow) -> str:
-    """Least to largest over the seeds."""
+    """The range from the least to the largest value over the seeds."""
     if row.spread is None or row.spread[0] == row.spread[1]:
         return "-"
     return figure(row.spread, row.claim.unit)
@@ -46,7 +46,7 @@ def score_line(score: Score) -> str:
 
 
 def table(result: ExperimentResult) -> str:
-    """Aligned columns for a terminal."""
+    """A table with aligned columns, for the terminal."""
     head = ("row", "claim", "paper", "measured", "seeds", "off", "")
     body = [
         (
@@ -69,7 +69,7 @@ def _end(row: ClaimRow) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """The first two and the last column to the left, figures to the right."""
+    """Align the first two and the last column to the left, and the numbers to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     last = len(widths) - 1
     lines = (

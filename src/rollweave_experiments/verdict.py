@@ -1,7 +1,7 @@
-"""Judging what was measured: a row of a paper against ours, over one or several seeds.
+"""Compares measurements with the paper's rows, over one or several seeds.
 
-A number agrees within 15 % of the paper's, is near within 30 %, and is missed beyond. A range of the paper is kept
-anywhere inside it. A shape holds if it held for every seed.
+A number agrees if it is within 15 % of the paper's, is near within 30 %, and is missed beyond. Any value within a range
+of the paper agrees. A shape holds if it holds for every seed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLOSE, NEAR = 0.15, 0.30
 
 @dataclass(frozen=True, slots=True)
 class ClaimRow:
-    """A claim and what became of it."""
+    """A claim with its measured values and its verdict."""
 
     claim: Claim
     measured: float | None
@@ -27,7 +27,7 @@ class ClaimRow:
     spread: tuple[float, float] | None
     """The least and the largest over the seeds."""
     off: float | None
-    """How far from the paper's figure, as a share of it; from the nearer end of a range."""
+    """The distance from the paper's figure (or the nearer end of its range), as a share of it."""
     verdict: Agreement
 
     @property
@@ -56,6 +56,8 @@ class ClaimRow:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentResult:
+    """The rows of a study with their verdicts."""
+
     study: Study
     seeds: tuple[int, ...]
     rows: tuple[ClaimRow, ...]
@@ -90,9 +92,9 @@ class Score:
 def assess(study: Study, seeds: Sequence[int], measured: Sequence[Measurement]) -> ExperimentResult:
     labels = {claim.label for claim in study.claims}
     for one in measured:
-        strangers = {*one.values, *one.holds} - labels
-        if strangers:
-            raise ValueError(f"{study.name} measured rows that its claims do not have: {sorted(strangers)}")
+        unknown = {*one.values, *one.holds} - labels
+        if unknown:
+            raise ValueError(f"{study.name} measured rows that its claims do not have: {sorted(unknown)}")
     rows = tuple(_row(claim, measured) for claim in study.claims)
     return ExperimentResult(study, tuple(seeds), rows, measured[0].plots)
 
@@ -122,7 +124,7 @@ def _row(claim: Claim, measured: Sequence[Measurement]) -> ClaimRow:
 
 
 def deviation(measured: float | None, paper: Figure) -> float | None:
-    """Relative distance to the paper's number, or to the nearer end of its range."""
+    """The relative distance to the paper's number, or to the nearer end of its range."""
     if measured is None or paper is None:
         return None
     low, high = paper if isinstance(paper, tuple) else (paper, paper)

@@ -1,1 +1,1 @@
-"""Commands: one file each, no logic."""
+"""The commands of the program: they read arguments, call the library and print the result."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollweave.cli.options import AsJson
+
 if TYPE_CHECKING:
     from rollweave.mux.daemon.store import StateFolder
 
@@ -18,7 +20,6 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 StateFolderOption = Annotated[
     Path | None, typer.Option("--state", help="The cluster's folder; default: ROLLWEAVE_STATE or ~/.rollweave/cluster.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 PATIENCE_SECONDS = 30.0
 
@@ -111,24 +112,27 @@ def _detach(folder: StateFolder, options: list[str]) -> None:
         if daemon.poll() is not None:
             _fail(folder, began)
         if (found := _answers(Client(folder), daemon.pid, folder)) is not None:
-            typer.echo(f"the daemon runs (process {daemon.pid}) at {found}, state in {folder.path}")
+            typer.echo(f"the daemon runs (process {daemon.pid}) at {folder.address()['url']}, state in {folder.path}")
+            for sentence in found["set_aside"]:
+                typer.echo(sentence)
             typer.echo("next: rollweave submit JOB.yaml --slo 1.5")
             return
         time.sleep(0.05)
     _fail(folder, began)
 
 
-def _answers(client: Any, pid: int, folder: StateFolder) -> str | None:
+def _answers(client: Any, pid: int, folder: StateFolder) -> dict[str, Any] | None:
+    """What the daemon with this process number says of its cluster, once it answers."""
     from rollweave.errors import RollweaveError
 
     try:
         address = folder.address()
         if address["pid"] != pid:
             return None
-        client.get("/cluster")
+        found: dict[str, Any] = client.get("/cluster")
     except RollweaveError:
         return None
-    return str(address["url"])
+    return found
 
 
 def _fail(folder: StateFolder, began: int) -> None:

@@ -1,4 +1,4 @@
-"""`rollweave doctor [--selftest JOB.yaml [key.sub=value ...]]`"""
+"""`rollweave doctor [--selftest JOB.yaml [key.sub=value ...]]` checks this machine, or a small run of a job."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from rollweave.cli.options import AsJson
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,12 +29,12 @@ def doctor(
         Path | None,
         typer.Option(
             metavar="JOB.yaml",
-            help="Run this job for a few small steps at learning rate 0: do weights and log-probs stay put?",
+            help="Run a few small steps of this job at learning rate 0: weights and log-probs must not change.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Look at this machine: versions, threads, memory, what works and how to fix what does not."""
+    """Check this machine: versions, threads, memory, what works, and how to fix what does not work."""
     if selftest is not None:
         _selftest(selftest, overrides or (), as_json)
     elif overrides:
@@ -58,7 +60,7 @@ def _selftest(job: Path, overrides: Sequence[str], as_json: bool) -> None:
     from rollweave.runs.selftest import selftest
 
     checked = load_job(job, overrides)
-    with redirect_stdout(sys.stderr):  # the run shows itself as usual; the answer alone goes to standard output
+    with redirect_stdout(sys.stderr):  # the run prints its progress there, so that only the result goes to stdout
         found = selftest(checked)
     if as_json:
         typer.echo(json.dumps(found.report(), indent=2))

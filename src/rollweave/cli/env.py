@@ -1,4 +1,4 @@
-"""`rollweave env`: which environments there are, is mine sound, let me try it."""
+"""`rollweave env list|check|play`: lists the environments, checks one, or lets you play it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rollweave.cli.options import AsJson, Seed
+
 if TYPE_CHECKING:
     from rollweave.environments.check import CheckReport
 
@@ -16,13 +18,11 @@ app = typer.Typer(help="List, check and play environments.", no_args_is_help=Tru
 
 EnvName = Annotated[str, typer.Argument(help="A shipped environment's name, or file.py:Class.")]
 Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-TaskSeed = Annotated[int, typer.Option(help="Fixes the tasks and the players.")]
 
 
 @app.command("list")
 def list_environments(as_json: AsJson = False) -> None:
-    """The environments that ship with Rollweave, and their options."""
+    """List the environments that come with Rollweave, and their options."""
     from rollweave.environments.catalogue import catalogue
 
     entries = catalogue()
@@ -48,10 +48,10 @@ def check(
     target: EnvName,
     options: Options = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of each player.")] = 20,
-    max_turns: Annotated[int, typer.Option(min=1, help="An episode that has not ended by then never does.")] = 200,
+    max_turns: Annotated[int, typer.Option(min=1, help="An episode with more turns counts as endless.")] = 200,
     deadline: Annotated[float, typer.Option(min=0.01, help="Seconds a reset or step may take.")] = 30.0,
     reward: Annotated[list[str] | None, typer.Option(help="Also score with file.py:function; may be repeated.")] = None,
-    seed: TaskSeed = 0,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Play random and scripted episodes; exit 1 if the environment is broken or there is nothing to learn."""
@@ -78,7 +78,7 @@ def check(
 def play(
     target: EnvName,
     options: Options = None,
-    seed: TaskSeed = 0,
+    seed: Seed = 0,
     scripted: Annotated[bool, typer.Option("--scripted", help="Random legal actions instead of asking.")] = False,
     max_turns: Annotated[int, typer.Option(min=1)] = 100,
 ) -> None:
@@ -111,4 +111,4 @@ def _print_report(report: CheckReport, target: str, as_json: bool) -> None:
     for problem in report.problems:
         console.print(f"refused: {problem}", markup=False, style="red")
     if not report.problems:
-        console.print("sound: episodes end, rewards differ", style="green")
+        console.print("ok: episodes end, rewards differ", style="green")

@@ -1,4 +1,4 @@
-"""`rollweave eval RUN|MODEL`"""
+"""`rollweave eval RUN|MODEL` plays held-out tasks with a trained policy."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
+from rollweave.cli.options import AsJson, Overrides
+
 
 def evaluate(
-    target: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a model folder.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY.SUB=VALUE", help="Keys of the job to change, e.g. environment.size=8."),
-    ] = None,
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="A run folder, a model folder or a model of the hub.")
+    ],
+    overrides: Overrides = None,
     env: Annotated[str | None, typer.Option(metavar="NAME", help="Environment type; default: the run's own.")] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks to play.")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Play held-out tasks greedily and report the reward."""
     from rollweave.runs.evaluate import evaluate as play

@@ -1,10 +1,9 @@
-"""`rollweave status RUN`: what a run is doing, who waits for whom, and where the last minute went.
+"""Commands that look at a run folder.
 
-`rollweave replay RUN`: do the recorded decisions come out again?
-
-`rollweave trace RUN -o FILE`: a run's events as a timeline.
-
-`rollweave report RUN -o FILE.html`: one self-contained page about a run.
+rollweave status RUN                 what the run is doing now, what waits for what, where the last minute went
+rollweave replay RUN                 runs the control plane again and compares every decision
+rollweave trace RUN -o FILE          writes the run's events as a timeline
+rollweave report RUN -o FILE.html    writes one self-contained page about the run
 """
 
 from __future__ import annotations
@@ -15,15 +14,17 @@ from typing import Annotated
 
 import typer
 
+from rollweave.cli.options import AsJson, RunFolderArgument
+
 REFRESH_SECONDS = 1.0
 
 
 def status(
-    run: Annotated[Path, typer.Argument(help="The run folder; running, ended or dead.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing it until the run ends.")] = False,
+    run: RunFolderArgument,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Update it until the run ends.")] = False,
 ) -> None:
-    """Show what a run is doing now: its state, who waits for whom and since when, where the last 60 s went."""
+    """Show what a run is doing now: its state, what waits for what and since when, where the last 60 s went."""
     from rollweave.observability.jsonl import encode
     from rollweave.observability.status import read_status
 
@@ -56,12 +57,12 @@ def _follow(run: Path) -> None:
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(help="The run folder; it may still be running.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    run: RunFolderArgument,
+    as_json: AsJson = False,
 ) -> None:
     """Run a recorded run's control plane again, on the virtual clock, and compare every decision.
 
-    Ends with code 1 at the first decision that comes out differently, and shows what led to it.
+    The command stops at the first decision that differs, shows what led to it, and ends with code 1.
     """
     import json
     from dataclasses import asdict
@@ -86,7 +87,7 @@ def replay(
 
 
 def trace(
-    run: Annotated[Path, typer.Argument(help="The run folder; it may still be running.")],
+    run: RunFolderArgument,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write it; default: RUN/trace.json.")
     ] = None,
@@ -106,12 +107,13 @@ def trace(
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The run folder; it may still be running.")],
+    run: RunFolderArgument,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the page; default: RUN/report.html.")
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="A file of `rollweave profile`: also show what the run should have taken by it.")
+        Path | None,
+        typer.Option(help="A file of `rollweave profile`: also show the times it predicts."),
     ] = None,
 ) -> None:
     """Write one self-contained HTML page: learning curve, time per phase, staleness, ledger, transcripts."""

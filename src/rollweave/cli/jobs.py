@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from rollweave.cli.daemon import AsJson, StateFolderOption
+from rollweave.cli.daemon import StateFolderOption
+from rollweave.cli.options import AsJson
 
 
 def submit(

@@ -1,6 +1,6 @@
-"""The program `rollweave`: one file per command, and the place where errors become one clear line.
+"""The program `rollweave`: registers all commands, and prints an error that the user can fix as one clear line.
 
-Starting must be cheap: commands import what they need when they run, so that `rollweave --help` loads neither
+The program must start fast, so each command imports what it needs when it runs: `rollweave --help` loads neither
 torch nor ray nor pydantic.
 """
 
@@ -77,7 +77,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. What the user can fix is printed without a traceback and ends with code 2."""
+    """Run a command. An error that the user can fix is printed without a traceback, and the exit code is 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or os.environ.get("ROLLWEAVE_DEBUG", "") not in ("", "0")
     try:

@@ -1,4 +1,4 @@
-"""`rollweave mux`: many jobs on two pools, in simulation. The real thing is `rollweave cluster`."""
+"""`rollweave mux simulate|trace`: simulates many jobs on two pools. `rollweave cluster` runs them for real."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Multiplex many jobs on two pools, in simulation.", no_args_is_help=True)
+from rollweave.cli.options import AsJson, Seed
 
-Seed = Annotated[int, typer.Option(help="Fixes every draw.")]
+app = typer.Typer(help="Multiplex many jobs on two pools, in simulation.", no_args_is_help=True)
 
 
 @app.command()
@@ -27,24 +27,21 @@ def simulate(
     ] = 0,
     failures: Annotated[float, typer.Option(min=0, max=1, help="Share of jobs killed and submitted again.")] = 0.0,
     phases: Annotated[bool, typer.Option("--phases", help="Simulate phase by phase instead of by mean rates.")] = False,
-    bound: Annotated[bool, typer.Option("--bound", help="Also what no policy could go below.")] = False,
+    bound: Annotated[bool, typer.Option("--bound", help="Also print a cost that no policy can go below.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write cost over time as SVG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Replay a trace of arrivals under a policy: what it costs, and whose SLO it keeps."""
+    """Replay a trace of arriving jobs under a policy, and print its cost and how many jobs keep their SLO."""
     import json
     from time import perf_counter
 
-    from rollweave.mux.simulation.jobs import JobMix
     from rollweave.mux.simulation.report import as_json as summary_of
     from rollweave.mux.simulation.report import as_table, over_seeds
-    from rollweave.mux.simulation.simulate import TraceScenario
+    from rollweave.mux.simulation.simulate import make_scenario
     from rollweave.mux.simulation.simulate import simulate as replay
     from rollweave.mux.simulation.trace import read_trace
 
-    scenario = TraceScenario(
-        read_trace(trace), JobMix(jobs.lower(), sizes, memory=host_gb > 0), failures, host_gb=host_gb, phases=phases
-    )
+    scenario = make_scenario(read_trace(trace), jobs, sizes, host_gb, failures, phases)
     runs = [
         {"policy": policy, "class": jobs, "seed": number, **summary_of(replay(scenario, policy, number, perf_counter))}
         for number in range(seed, seed + seeds)
@@ -70,7 +67,7 @@ def simulate(
 
 @app.command("trace")
 def make_trace(
-    jobs: Annotated[int, typer.Option(min=1, help="How many.")] = 300,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of jobs in the trace.")] = 300,
     seed: Seed = 0,
     like: Annotated[
         str, typer.Option(help="primary: 7 jobs at a time; heavy: 24, most of them in one burst.")
@@ -79,7 +76,7 @@ def make_trace(
         Path | None, typer.Option("--out", "-o", help="The file to write; without it, to the terminal.")
     ] = None,
 ) -> None:
-    """Make a trace with the statistics of a recorded one (no recorded job is in it)."""
+    """Make a trace with the statistics of a recorded one; it contains no recorded job."""
     from rollweave.mux.simulation.trace import describe, generate, write_trace
 
     made = generate(jobs, seed, like)

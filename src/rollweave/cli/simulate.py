@@ -1,8 +1,8 @@
-"""`rollweave simulate FILE`: the job's control plane on modelled hardware.
+"""Commands that answer questions about hardware before a run uses it.
 
-`rollweave plan FILE [--json] [-o CLUSTER.yaml]`: which devices, how split, at what cost.
-
-`rollweave profile JOB.yaml [-o FILE]`: times a job's real parts, for simulations of it.
+rollweave simulate FILE                        runs a job's control plane on modelled hardware
+rollweave plan FILE [--json] [-o CLUSTER.yaml] searches devices, their split and their cost for a job
+rollweave profile JOB.yaml [-o FILE]           measures a job's real parts, for simulations of it
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Annotated
 
 import typer
 
+from rollweave.cli.options import AsJson, Overrides
+
 
 def simulate(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The simulation file, for example recipes/simulate/mixed_tasks.yaml.")
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Keys to change, as in the file.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Instead of the file's: other tasks, lengths and failures.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with a row per step.")] = False,
+    overrides: Overrides = None,
+    seed: Annotated[int | None, typer.Option(help="Replaces the seed of the file.")] = None,
+    as_json: AsJson = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open.")
     ] = None,
@@ -43,25 +43,23 @@ def simulate(
 
 def plan(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The plan file: model, tasks, offers or a budget.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Keys to change, e.g. budget=300.")
-    ] = None,
+    overrides: Overrides = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the best candidate's cluster file here.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Candidates to show.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Search device mix, train/rollout split, tensor parallelism, alpha and redundancy for a job."""
+    """Search device mix, train/rollout split, tensor parallelism, staleness bound (alpha) and redundancy for a job."""
     import json
 
     from rollweave.config.load import load_file
     from rollweave.config.planning import PlanConfig
     from rollweave.simulation.planner.search import plan as search
-    from rollweave.simulation.planner.words import as_data, table, why, write_cluster
+    from rollweave.simulation.planner.words import as_data, closing, table, why, write_cluster
 
     config = load_file(file, PlanConfig, overrides or ())
-    result = search(config)
+    result = search(config, progress=lambda words: typer.echo(words, err=True))
     if as_json:
         typer.echo(json.dumps(as_data(config, result, top)))
     else:
@@ -69,7 +67,7 @@ def plan(
         typer.echo("\nWhy the first:")
         for sentence in why(config, result):
             typer.echo(f"  {sentence}")
-        typer.echo(f"\n{result.considered:,} candidates estimated, {len(result.choices)} simulated.")
+        typer.echo(f"\n{closing(result)}")
     if output is not None:
         written = write_cluster(config, result.choices[0], output)
         typer.echo(f"cluster: {written}", err=as_json)
@@ -77,18 +75,17 @@ def plan(
 
 def profile(
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Keys of the job to change.")
-    ] = None,
+    overrides: Overrides = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Where to write it; default: <job name>.profile.yaml."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Train steps of each of the two real samples.")] = 6,
 ) -> None:
-    """Time the engine, trainer, environment, reward and hosts of a job here; simulate, plan and report read the result.
+    """Measure the engine, trainer, environment, reward and hosts of a job on this machine.
 
-    Takes a minute or two and wants the machine for itself.
+    The commands simulate, plan and report read the result. Measuring takes a minute or two; nothing else should run on
+    the machine meanwhile.
     """
     from rollweave.config.load import load_job
     from rollweave.profiling.profile import measure, write_profile
@@ -98,8 +95,8 @@ def profile(
     checked = load_job(job, overrides or ())
     check_before_start(checked)
     measurements = measure(checked, lambda what: typer.echo(f"... {what}", err=True), steps)
-    typer.echo("... finding what hosts and shared cores cost", err=True)
-    calibrated = calibrate(measurements.scenario, measurements.in_turns, measurements.overlapped)
+    typer.echo("... estimating what hosts and shared cores cost", err=True)
+    calibrated = calibrate(measurements.scenario, measurements.alternating, measurements.overlapped)
     written = write_profile(calibrated, output or Path(f"{checked.name}.profile.yaml"))
     typer.echo(summary(calibrated))
     typer.echo(f"profile: {written}")

@@ -48,12 +48,11 @@ def train(
         check_before_start(checked)
         _show(checked, None if resume else out)
         return
+    from rollweave.mux.daemon.permit_client import join_cluster
     from rollweave.runs.train import train_job
 
-    if resume:
-        train_job(checked, out, resume=True)
-    else:
-        train_job(checked, out)
+    permits = join_cluster()  # before anything is touched: a process that was replaced goes no further
+    train_job(checked, out, resume, permits=permits)
 
 
 def _show(job: Job, out: Path | None) -> None:

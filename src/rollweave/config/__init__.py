@@ -1,1 +1,1 @@
-"""Typed job files and their strict loading."""
+"""The typed sections of job, simulation, plan and cluster files, and their strict loading."""

@@ -1,4 +1,4 @@
-"""The cluster file: pools of devices, what each is for, and what it costs.
+"""The cluster file: it lists pools of devices, says what each pool is used for, and what it costs.
 
     pools:
       - {name: rollout, device: H20, count: 32, role: rollout, tensor_parallel: 1}
@@ -10,12 +10,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import Section
-from rollweave.config.hardware import DEVICES, Device, NonNegative
+from rollweave.config.base import NonNegative, Section
+from rollweave.config.hardware import DEVICES, Device
 
 Role = Literal["rollout", "train", "colocated", "prefill", "decode", "reward", "environment"]
 GENERATES = frozenset({"rollout", "colocated", "prefill", "decode"})
@@ -25,45 +25,47 @@ TRAINS = frozenset({"train", "colocated"})
 class Pool(Section):
     """Devices of one class that do the same work."""
 
+    renamed: ClassVar[dict[str, str]] = {"max_batch": "slots"}
     name: str
     device: str
     """A class of the catalogue (`H20`, `H800`, ...) or of `devices` in the same file."""
     count: PositiveInt
     role: Role
-    """`colocated`: rollout and training take turns on it. `prefill` and `decode`: a rollout pool of two halves.
-    `environment`: costs money, but is never what a simulation waits for."""
+    """`colocated`: rollout and training alternate on it. `prefill` and `decode`: the two halves of a rollout pool.
+    `environment`: it costs money, but a simulation never waits for it."""
     tensor_parallel: PositiveInt = 1
-    """Devices that one engine spans (rollout only)."""
+    """Number of devices that one engine uses together (rollout only)."""
     price: NonNegative | None = None
-    """US dollars per device and hour; none: the catalogue's."""
+    """US dollars per device and hour; none: the price in the catalogue."""
     tasks: tuple[str, ...] = ()
-    """Tasks whose trajectories prefer this pool (hardware affinity); the others go where nobody is preferred."""
-    max_batch: PositiveInt | None = None
-    """Requests an engine runs at once; none: the constants'."""
+    """Tasks whose trajectories prefer this pool (hardware affinity). The other tasks use the pools without `tasks`."""
+    slots: PositiveInt | None = None
+    """Requests that an engine runs at once; none: `slots` of the constants."""
     kv_tokens: PositiveInt | None = None
-    """Tokens of KV cache an engine holds; none: what the memory leaves beside the weights."""
+    """Tokens that fit into the KV cache of an engine; none: as many as the memory has room for beside the weights."""
 
     @property
     def workers(self) -> int:
-        """Engines in the pool."""
+        """The number of engines in the pool."""
         return self.count // self.tensor_parallel
 
 
 class ClusterConfig(Section):
-    """Everything a job runs on."""
+    """All pools that a job runs on."""
 
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
     devices: tuple[Device, ...] = ()
-    """Classes of your own, or measured by `rollweave profile`; they come before the catalogue's."""
+    """Device classes of your own, or measured by `rollweave profile`. A name that is also in the catalogue means the
+    class given here."""
     cross_cluster_bandwidth: PositiveFloat | None = None
-    """GB/s from the trainer to the weight store; none: the constants'."""
+    """GB/s from the trainer to the weight store; none: `push_bandwidth` of the constants."""
 
     def device(self, pool: Pool) -> Device:
         own = {device.name: device for device in self.devices}
         return own.get(pool.device) or DEVICES[pool.device]
 
     def price(self, pool: Pool) -> float:
-        """US dollars per hour of the whole pool."""
+        """The price of the whole pool, in US dollars per hour."""
         each = self.device(pool).price if pool.price is None else pool.price
         return each * pool.count
 
@@ -71,7 +73,7 @@ class ClusterConfig(Section):
         return [pool for pool in self.pools if pool.role in roles]
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> ClusterConfig:
+    def _check_pools(self) -> ClusterConfig:
         known = {*DEVICES, *(device.name for device in self.devices)}
         names = [pool.name for pool in self.pools]
         for pool in self.pools:
@@ -79,7 +81,7 @@ class ClusterConfig(Section):
                 raise ValueError(f"pool {pool.name}: no device class {pool.device}; known: {', '.join(sorted(known))}")
             if pool.count % pool.tensor_parallel:
                 raise ValueError(
-                    f"pool {pool.name}: {pool.count} devices cannot be shared out among engines of "
+                    f"pool {pool.name}: {pool.count} devices cannot be divided into engines of "
                     f"{pool.tensor_parallel} (tensor_parallel)"
                 )
             if names.count(pool.name) > 1:

@@ -1,8 +1,8 @@
-"""YAML text as plain data that remembers where each key was written.
+"""Reads YAML text into plain data, and remembers in which line each key was written.
 
-PyYAML follows YAML 1.1, in which `1e-4` is text, `1:30` is ninety and `no` is false. The loader here follows
-YAML 1.2's core: true/false, decimal numbers, null, text. It builds nothing but plain data, and refuses a
-key given twice, because one of the two would silently lose.
+PyYAML follows YAML 1.1, in which `1e-4` is text, `1:30` is ninety and `no` is false. The loader in this file follows
+the core of YAML 1.2: true/false, decimal numbers, null, text. It builds plain data only, and it refuses a
+key that is given twice, because one of the two values would be ignored without a message.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 @dataclass(slots=True)
 class Document:
-    """Plain data, and for each key path the place it came from (`job.yaml:12`)."""
+    """Plain data, with the place where each key path was written (`job.yaml:12`)."""
 
     name: str
     data: Any
     origins: dict[KeyPath, str] = field(default_factory=dict)
 
     def origin(self, path: KeyPath) -> str:
-        """Where the key was written; for a key that was not, where its section was."""
+        """The place where the key was written, or, for a key that is not in the file, the place of its section."""
         while path and path not in self.origins:
             path = path[:-1]
         return self.origins.get(path, self.name)
 
     def graft(self, path: KeyPath, other: Document) -> None:
-        """The value at this path now comes from another document: so do the origins below it."""
+        """Take the origins below this path from another document, because the value there now comes from it."""
         self.origins = {known: place for known, place in self.origins.items() if known[: len(path)] != path}
         self.origins |= {(*path, *inner): place for inner, place in other.origins.items()}
         self.origins[path] = other.name
@@ -102,13 +102,13 @@ def dump(data: Any) -> str:
 
 
 class _Reader:
-    """Turns a node tree into data, noting the origin of every key on the way."""
+    """Turns a tree of YAML nodes into data, and notes the origin of every key."""
 
     def __init__(self, document: Document, loader: _Loader, numbered: bool) -> None:
         self.document = document
         self.loader = loader
         self.numbered = numbered
-        self.open: list[yaml.Node] = []  # the nodes around the current one, to notice an anchor inside itself
+        self.open: list[yaml.Node] = []  # the nodes around the current one: finds an anchor that contains itself
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self.document.origins.setdefault(path, self.place(node))
@@ -157,7 +157,7 @@ class _Reader:
             yield key, value
 
     def merged(self, node: yaml.MappingNode) -> Iterator[yaml.MappingNode]:
-        """The mappings that `<<: *anchor` or `<<: [*a, *b]` bring in; own keys win, then the earlier ones."""
+        """The mappings that `<<: *anchor` or `<<: [*a, *b]` adds. The mapping's own keys win, then the earlier ones."""
         for key, value in node.value:
             if key.tag != _TAG + "merge":
                 continue
@@ -171,7 +171,7 @@ class _Reader:
 
 
 def dotted(path: KeyPath) -> str:
-    """`rewards[0].weight`"""
+    """Write a key path as text, for example `rewards[0].weight`."""
     text = "".join(f"[{item}]" if isinstance(item, int) else f".{item}" for item in path)
     return text.removeprefix(".")
 

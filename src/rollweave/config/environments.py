@@ -1,4 +1,4 @@
-"""The environment section of a job: which world the agent acts in, and where its tasks come from."""
+"""The environment section of a job: which environment the agent acts in, and where its tasks come from."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from rollweave.config.base import Section
-from rollweave.config.overrides import FileName, Target
+from rollweave.config.base import FileName, NonNegative, PlainText, Section, Target
 
 
 class LatencyConfig(Section):
-    """For benchmarks: every reset and step takes longer, by a time drawn from a normal distribution cut at 0."""
+    """Makes every reset and step slower, for benchmarks: the extra time has a normal distribution, cut at 0."""
 
-    mean: Annotated[float, Field(ge=0.0)]
+    mean: NonNegative
     """Seconds."""
-    std: Annotated[float, Field(ge=0.0)] = 0.0
+    std: NonNegative = 0.0
     """Seconds."""
 
 
 Latency = Annotated[
     LatencyConfig | None,
-    Field(description="Extra seconds per call, to emulate a slow environment; none: as fast as it is."),
+    Field(description="Extra seconds per call, to imitate a slow environment; none: no extra time."),
 ]
 
 
@@ -34,11 +33,11 @@ class FrozenLakeConfig(Section):
     size: Literal[4, 8] = 4
     slippery: bool = False
     instructions: bool = False
-    """Begin with the rules in words. Real LLMs need them; a tiny policy learns the format in its warm start."""
+    """Begin with the rules in words. A real LLM needs them; a tiny policy learns the format in its warm start."""
     map_every_turn: bool = False
-    """Show the whole map every turn. What lies around the player is always shown, the map always at the start."""
+    """Show the whole map in every turn. The squares around the player are always shown, the map always at the start."""
     levels: PositiveInt | None = None
-    """Number of different training tasks; none: a new map every time."""
+    """Number of different training tasks; none: every task has a new map."""
     latency: Latency = None
 
 
@@ -68,14 +67,25 @@ class PythonEnvironmentConfig(Section):
     latency: Latency = None
 
 
-SingleEnvironment = Annotated[FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig, Field(discriminator="type")]
+def environment_from_text(text: str) -> dict[str, str]:
+    """The `environment` section that a plain text stands for."""
+    return {"type": "python", "target": text} if ":" in text else {"type": text}
+
+
+_IN_SHORT = PlainText(environment_from_text, "frozen_lake or file.py:Class")
+
+SingleEnvironment = Annotated[
+    FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig, Field(discriminator="type"), _IN_SHORT
+]
 
 
 class MixtureMember(Section):
+    """One environment of a mixture."""
+
     environment: SingleEnvironment
     weight: PositiveFloat = 1.0
     name: str = ""
-    """What its tasks are called; default: the environment's type."""
+    """The name of its tasks; default: the environment's type."""
 
 
 class MixtureConfig(Section):
@@ -86,5 +96,5 @@ class MixtureConfig(Section):
 
 
 EnvironmentConfig = Annotated[
-    FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig | MixtureConfig, Field(discriminator="type")
+    FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig | MixtureConfig, Field(discriminator="type"), _IN_SHORT
 ]

@@ -1,82 +1,80 @@
-"""The hardware catalogue: what a device class can do and what it costs, each number with its source.
+"""Hardware as simulations see it: device classes with their peaks and prices, measured times, and constants.
 
-A cluster file names a class from here (`device: H20`) or describes one of its own; `rollweave profile` measures one.
-Numbers are peaks from data sheets: how much of a peak real software reaches is one set of constants for everybody
-(`simulation/costs/constants.py`).
+A cluster file names a device class of the catalogue (`device: H20`) or describes one of its own. The speeds of GPUs are
+peaks, from data sheets or from the tables of the papers; those of the CPU class were measured on one machine. How
+much of a peak real software reaches is in `Constants`, and is the same for every class unless the class gives an
+efficiency of its own.
 
-What no data sheet says: how much of the peaks software reaches, and what happens between the devices.
-
-One set for all experiments. Each constant names its source; `assumed` marks what neither a paper nor a public
-measurement told us.
-
-What `rollweave profile` measured of one model on one machine; beside the peaks of a device in the catalogue.
-
-A roofline says what a device could do. These are times of the real engine, trainer, weights and hosts: where a device
-has them, simulations use them instead.
+A roofline says what a device could do. `rollweave profile` measures what the real engine, trainer, weights and hosts
+take for one model on one machine (`Measured`); simulations use those times instead where a device has them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import Section
+from rollweave.config.base import NonNegative, Section, Share
 
 Seconds = Annotated[float, Field(ge=0.0)]
+Efficiency = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+# -------------------------------------------------------------------------------------- measured times of one model
 
 
 class EngineTimes(Section):
-    """One engine step: `seconds` by batch size, and what the context costs on top."""
+    """What one engine step takes: `seconds` for each batch size, and more for the context."""
 
     batches: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     seconds: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
-    """Of a step that decodes one token for each of so many requests with nothing in their caches."""
+    """For each entry of `batches`: a step that decodes one token for each of so many requests with empty caches."""
     cached_token: Seconds = 0.0
-    """More for each token in the caches of the batch."""
+    """Added for each token in the caches of the batch."""
     prefill_token: Seconds = 0.0
-    """More for each token of context that the step computes."""
+    """Added for each token of context that the step computes."""
     wake: Seconds = 0.0
-    """More for the first step after a pause."""
+    """Added to the first step after a pause."""
 
     @model_validator(mode="after")
-    def _one_each(self) -> EngineTimes:
+    def _check_lengths(self) -> EngineTimes:
         if len(self.batches) != len(self.seconds) or list(self.batches) != sorted(set(self.batches)):
-            raise ValueError("batches must rise, and seconds have one entry for each of them")
+            raise ValueError("batches must be in rising order, and seconds must have one entry for each of them")
         return self
 
 
 class TrainerTimes(Section):
-    """One train step."""
+    """What one train step takes."""
 
     step: Seconds
-    """Whatever the batch."""
+    """The fixed part, the same for every batch."""
     token: Seconds
-    """For each token of the batch's trajectories."""
+    """Added for each token of the batch's trajectories."""
 
 
 class WeightTimes(Section):
-    """One new version of the weights."""
+    """What one new version of the weights takes."""
 
     publish: Seconds
-    """The trainer pushes it; training cannot go on meanwhile."""
+    """The trainer pushes the version; it cannot train meanwhile."""
     prepare: Seconds
-    """An engine stages it, beside its steps."""
+    """An engine stages the version while it goes on with its steps."""
     commit: Seconds
-    """The engines stand still."""
+    """The engines switch to the version; they stand still meanwhile."""
 
 
 class HostTimes(Section):
-    """What passing turns through hosts and links costs. Those that come up together travel together."""
+    """What it takes to pass turns through hosts and links. Turns that end at the same time share one message."""
 
     message: Seconds = 0.0
-    """There and back, however many turns are in it."""
+    """For the way there and back, independent of the number of turns in it."""
     turn: Seconds = 0.0
-    """More for each turn."""
+    """Added for each turn."""
 
 
 class Contention(Section):
-    """How much longer work takes while generation and training share the machine's cores; 1: not at all."""
+    """How many times longer work takes while generation and training share the machine's cores; 1: no longer."""
 
     engine: PositiveFloat = 1.0
     trainer: PositiveFloat = 1.0
@@ -84,10 +82,12 @@ class Contention(Section):
 
 
 class Measured(Section):
+    """The times that `rollweave profile` measured for one model on one machine."""
+
     model: str
-    """These times are of this model; another one on the same device is modelled by roofline."""
+    """The model that was measured. Any other model on the same device is modelled by roofline."""
     threads: PositiveInt = 1
-    """Cores that one such device is: engine and trainer were measured with so many threads each."""
+    """Number of cores that count as one device: engine and trainer were measured with so many threads each."""
     engine: EngineTimes
     trainer: TrainerTimes
     weights: WeightTimes
@@ -96,7 +96,7 @@ class Measured(Section):
 
 
 class Observed(Section):
-    """What a sample of real steps took, each: that which a simulation of it must take as well."""
+    """What one step of a real sample took on average; calibration makes a simulation take the same."""
 
     step_seconds: Seconds
     get_batch_seconds: Seconds
@@ -104,7 +104,8 @@ class Observed(Section):
     engine_busy_seconds: Seconds
 
 
-NonNegative = Annotated[float, Field(ge=0.0)]
+# ------------------------------------------------------------------------------------------- the catalogue of devices
+
 
 ROLLART = "RollArt, Table 2"
 ROLLMUX = "RollMux, Table 1"
@@ -112,7 +113,7 @@ ASSUMED_PRICE = "price: our assumption, of the order of public on-demand lists; 
 
 
 class Device(Section):
-    """A class of devices, per device."""
+    """A class of devices; all numbers are per device."""
 
     name: str
     kind: Literal["gpu", "cpu", "function"] = "gpu"
@@ -124,21 +125,19 @@ class Device(Section):
     """GB."""
     link: PositiveFloat
     """GB/s between devices of one machine, as tensor parallelism uses them."""
-    network: PositiveFloat = 50.0
-    """GB/s between machines of one cluster (50: InfiniBand of 400 Gbit/s)."""
     price: NonNegative
     """US dollars per device and hour."""
     devices_per_node: Annotated[int, Field(ge=1)] = 8
-    compute_efficiency: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Share of the peak that generation reaches; none: that of the constants. `rollweave profile` measures it."""
-    bandwidth_efficiency: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """The same of the bandwidth."""
-    training_efficiency: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Share of the peak that training reaches; none: that of the constants."""
+    compute_efficiency: Efficiency | None = None
+    """Share of the peak that generation reaches; none: the value in the constants. `rollweave profile` measures it."""
+    bandwidth_efficiency: Efficiency | None = None
+    """The same for the memory bandwidth."""
+    training_efficiency: Efficiency | None = None
+    """Share of the peak that training reaches; none: the value in the constants."""
     step_overhead: NonNegative | None = None
-    """Seconds that an engine step takes beside arithmetic and memory; none: that of the constants."""
+    """Seconds that an engine step takes beside arithmetic and memory; none: the value in the constants."""
     measured: Measured | None = None
-    """Times that `rollweave profile` found for one model; they come before everything above."""
+    """Times that `rollweave profile` measured for one model; for that model they replace everything above."""
     source: str = ""
     """Where the numbers come from."""
 
@@ -188,7 +187,6 @@ DEVICES: dict[str, Device] = {
             bandwidth=2.039,
             memory=80.0,
             link=600.0,
-            network=25.0,
             price=2.5,
             source=f"NVIDIA A100 80GB SXM data sheet; {ASSUMED_PRICE}",
         ),
@@ -198,7 +196,6 @@ DEVICES: dict[str, Device] = {
             bandwidth=0.864,
             memory=48.0,
             link=64.0,
-            network=25.0,
             price=1.5,
             source=f"NVIDIA L40S data sheet (link: PCIe 4.0 x16, both ways); {ASSUMED_PRICE}",
         ),
@@ -209,7 +206,6 @@ DEVICES: dict[str, Device] = {
             bandwidth=0.013,
             memory=12.0,
             link=13.0,
-            network=3.0,
             price=0.04,
             devices_per_node=2,
             source=f"one core with AVX-512, float32, measured on the machine this was developed on; {ASSUMED_PRICE}",
@@ -228,10 +224,17 @@ DEVICES: dict[str, Device] = {
 }
 
 
-Efficiency = Annotated[float, Field(gt=0.0, le=1.0)]
+# ------------------------------------------------------------------------------------ what no data sheet tells us
 
 
 class Constants(Section):
+    """How much of the peaks real software reaches, and what happens between the devices; each with its source.
+
+    All experiments use this one set, except for a bandwidth that two of them set themselves. `assumed` marks a number
+    that neither a paper nor a public measurement gives.
+    """
+
+    renamed: ClassVar[dict[str, str]] = {"max_batch": "slots", "prefill_chunk": "prefill_tokens"}
     # --------------------------------------------------------------------------------------------- generation
     compute_efficiency: Efficiency = 0.55
     """Share of peak arithmetic in prefill. Assumed: large matrix products reach 0.6 to 0.7, attention less."""
@@ -242,12 +245,12 @@ class Constants(Section):
     memory_utilisation: Efficiency = 0.9
     """Share of device memory that an engine takes: vLLM's default `gpu_memory_utilization`."""
     activation_gb: NonNegative = 4.0
-    """Of that, what is neither weights nor KV cache, per device. Assumed."""
+    """The part of that memory that is neither weights nor KV cache, per device. Assumed."""
     kv_watermark: NonNegative = 0.01
     """Share of the KV cache kept free when a request is let in: vLLM's default `watermark`."""
-    max_batch: PositiveInt = 256
+    slots: PositiveInt = 256
     """Requests an engine runs at once: vLLM's default `max_num_seqs`."""
-    prefill_chunk: PositiveInt = 8192
+    prefill_tokens: PositiveInt = 8192
     """Context tokens computed per step at most: vLLM's default `max_num_batched_tokens` with chunked prefill."""
     allreduce_latency: NonNegative = 1e-5
     """Seconds of each of the two all-reduces per layer under tensor parallelism, beside the bytes. Assumed."""
@@ -262,16 +265,17 @@ class Constants(Section):
     """Forward passes that a trained token costs in all: backward counts 2, forward 1, log-probs of the behaviour and
     of the reference policy 1 each."""
     training_overhead: NonNegative = 5.0
-    """Seconds a step for loading, packing and the optimiser. Assumed."""
+    """Seconds per step for loading, packing and the optimiser. Assumed."""
     # ------------------------------------------------------------------------------------------------ weights
     snapshot_bandwidth: PositiveFloat = 20.0
-    """GB/s from the trainer's devices to its host's memory: all that training waits for. Assumed: one PCIe link."""
+    """GB/s from the trainer's devices to the memory of its machine: the only copy that training waits for. Assumed: one
+    PCIe link."""
     push_bandwidth: PositiveFloat = 0.45
     """GB/s from the trainer to the weight store. RollArt, Table 4: 0.41 to 0.48 effective."""
     pull_bandwidth: PositiveFloat = 2.0
     """GB/s from the store to an engine. RollArt, Table 4: 1.7 to 2.5 effective."""
-    pull_exposed_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.27
-    """Of the pull, what engines stand still for. RollArt, Table 4: 67 to 78 % is hidden."""
+    pull_exposed_share: Share = 0.27
+    """Share of the pull during which engines stand still. RollArt, Table 4: 67 to 78 % is hidden."""
     broadcast_bandwidth: PositiveFloat = 2.0
     """GB/s of a blocking broadcast from trainer to engines, the baseline. RollArt, Table 3: about 2 over TCP."""
     # ------------------------------------------------------------------------------------------------ rewards

@@ -1,10 +1,10 @@
-"""From a YAML file and overrides to a checked `Job`, and back to a file that says everything.
+"""Loads a YAML file with overrides as a checked `Job` (or another kind of file), and writes the resolved job back.
 
-Checking is pydantic's, strict, in its JSON mode: a list is a list, an int may stand for a float, and neither
-text nor `true` may stand for a number. Relative file names are taken from the job file's folder, wherever
-they were written, the command line included.
+Pydantic does the checking, strictly, in its JSON mode: an int may stand for a float, but neither text nor `true`
+may stand for a number. Relative file names start from the job file's folder, also those given on the command line.
 
-What `--dry-run` says: the resolved file, and in a few words what it would do.
+`outline` and `save_resolved` serve `--dry-run` and the run folder: what the job would do in a few words, and the file
+with every default written out.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from rollweave.config import schema
 from rollweave.config.base import Section
-from rollweave.config.document import Document, dump, parse
-from rollweave.config.job import Job, RollArtPipeline
-from rollweave.config.overrides import apply_overrides
+from rollweave.config.document import Document, dotted, dump, parse
+from rollweave.config.job import HubModel, Job, LocalModel, ModelConfig
+from rollweave.config.losses import RatioLoss
+from rollweave.config.overrides import Override, apply_overrides, parse_override
 from rollweave.config.problems import explain, show
+from rollweave.config.schema import KeyPlace
 from rollweave.errors import ConfigError, RunFolderError
 
 SectionKind = TypeVar("SectionKind", bound=Section)
@@ -34,16 +37,29 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
 def load_file(
     path: Path, kind: type[SectionKind], overrides: Sequence[str] = (), from_files: Sequence[str] = ()
 ) -> SectionKind:
-    """The same of any kind of file: a job, a simulation, a cluster, a plan.
+    """Read any kind of file strictly: a job, a simulation, a cluster, a plan.
 
-    `from_files`: sections that may be in files of their own, which the key then names (or an override: `key=FILE`).
+    `from_files` names the sections that may be in a file of their own; the key, or an override, then gives the file
+    name (`key=FILE`).
     """
     return _load(_read(path), str(path), path.absolute().parent, overrides, kind, from_files)
 
 
 def parse_job(text: str, name: str, base: Path, overrides: Sequence[str] = ()) -> Job:
-    """The same from YAML text; `name` stands for the file in messages, `base` is where relative paths begin."""
-    return _load(text, name, base, overrides, Job, from_files=("cluster",))
+    """Read a job from YAML text. Messages call the text `name`; relative file names start from `base`."""
+    return parse_text(text, name, base, Job, overrides, from_files=("cluster",))
+
+
+def parse_text(
+    text: str,
+    name: str,
+    base: Path,
+    kind: type[SectionKind],
+    overrides: Sequence[str] = (),
+    from_files: Sequence[str] = (),
+) -> SectionKind:
+    """Read YAML text as `load_file` reads a file."""
+    return _load(text, name, base, overrides, kind, from_files)
 
 
 def _load(
@@ -54,12 +70,35 @@ def _load(
         raise ConfigError(
             f"{name}: expected keys and values like `model:` and `environment:`, got {show(document.data)}"
         )
-    named = {key: value for key, _, value in (text.partition("=") for text in overrides) if key in from_files}
+    document.data = _expanded(document, KeyPlace((), kind), document.data)
+    changes = [parse_override(text) for text in overrides]
+    named = {change.keys[0]: change.value.data for change in changes if _names_file(change, from_files)}
     for key in from_files:
         if isinstance(file := named.get(key, document.data.get(key)), str):
             _include(document, key, base / Path(file).expanduser())
-    apply_overrides(document, [text for text in overrides if text.partition("=")[0] not in named], kind)
+    apply_overrides(document, [change for change in changes if not _names_file(change, from_files)], kind)
+    document.data = _expanded(document, KeyPlace((), kind), document.data)
     return _check(document, base, kind)
+
+
+def _expanded(document: Document, place: KeyPlace, data: Any) -> Any:
+    """Expand every section that is written as one text, so that overrides can set its keys."""
+    if isinstance(data, str) and (in_short := schema.plain_text(place.type)):
+        try:
+            return in_short.expand(data)
+        except ValueError as error:
+            raise ConfigError(f"{document.origin(place.path)}: {dotted(place.path)}: {error}") from None
+    if isinstance(data, list):
+        return [_expanded(document, schema.child(place, index), item) for index, item in enumerate(data)]
+    if not isinstance(data, dict):
+        return data
+    if options := schema.kinds(place.type):
+        place = KeyPlace(place.path, options.get(str(data.get("type")), Any), place.section)
+    return {key: _expanded(document, schema.child(place, key), value) for key, value in data.items()}
+
+
+def _names_file(change: Override, from_files: Sequence[str]) -> bool:
+    return len(change.keys) == 1 and change.keys[0] in from_files and isinstance(change.value.data, str)
 
 
 def _include(document: Document, key: str, file: Path) -> None:
@@ -69,7 +108,7 @@ def _include(document: Document, key: str, file: Path) -> None:
 
 
 def dump_job(job: Job) -> str:
-    """The whole job as YAML, defaults included; `load_job` reads it back to an equal job from any folder."""
+    """Write the whole job as YAML, defaults included. `load_job` reads it back to an equal job from any folder."""
     return dump(job.model_dump(mode="json"))
 
 
@@ -92,24 +131,45 @@ def _read(path: Path) -> str:
 
 
 def outline(job: Job) -> str:
-    """What training this job would run, in four lines."""
+    """Say in five lines what training this job would run."""
     rollout, training = job.rollout, job.training
     episodes = rollout.groups_per_step * rollout.group_size
-    alpha = f" (alpha {job.alpha})" if isinstance(job.pipeline, RollArtPipeline) else ""
     target = "" if job.evaluation.target is None else f", until the held-out reward reaches {job.evaluation.target:g}"
     return "\n".join(
         [
-            f"policy       {job.model.type}, in {job.environment.type}",
+            f"policy       {model_in_words(job.model)}, in {job.environment.type}",
             f"each step    {rollout.groups_per_step} groups x {rollout.group_size} members = {episodes} episodes "
             f"of at most {rollout.max_turns} turns",
             f"training     {training.steps} steps at learning rate {training.learning_rate:g}{target}",
-            f"run by       {job.pipeline.type}{alpha} on {job.runtime.type}",
+            f"loss         {loss_in_words(job)}",
+            f"run by       {job.pipeline.type} on {job.runtime.type}",
         ]
     )
 
 
+def model_in_words(model: ModelConfig) -> str:
+    """The name of the model, or of its folder."""
+    match model:
+        case HubModel(name=name):
+            return name
+        case LocalModel(path=path):
+            return Path(path).name
+    return model.type
+
+
+def loss_in_words(job: Job) -> str:
+    """Say which loss is trained, what its ratio divides by and how stale the data may be."""
+    loss = job.training.loss
+    over = {
+        "behaviour": ", its ratio over the engine's log-probs (denominator: behaviour)",
+        "proximal": ", its ratio over the trainer's own log-probs before the step (denominator: proximal)",
+    }
+    ratio = over[loss.denominator] if isinstance(loss, RatioLoss) else ""
+    return f"{loss.type}{ratio}; staleness bound (alpha) {job.alpha:g}"
+
+
 def save_resolved(job: Job, folder: Path) -> Path:
-    """Write the resolved job into a folder that does not hold one yet."""
+    """Write the resolved job into a folder that does not have one yet."""
     path = folder / "config.yaml"
     try:
         folder.mkdir(parents=True, exist_ok=True)

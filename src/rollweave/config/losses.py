@@ -1,4 +1,7 @@
-"""`training.loss` and `training.mismatch`: what a train step minimises. `docs/losses.md` has the formulas."""
+"""The sections `training.loss` and `training.mismatch`: what a train step minimises.
+
+`docs/losses.md` has the formulas.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +9,53 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from rollweave.config.base import Section, usual_type
+from rollweave.config.base import Section, Share, default_type
 
 Aggregation = Literal["token", "sequence"]
 
 
 class Loss(Section):
-    """What every loss has."""
+    """The keys that every loss has."""
 
     type: str
     aggregation: Aggregation = "token"
-    """`token`: every token of the batch weighs the same. `sequence`: every trajectory does."""
+    """`token`: every token of the batch weighs the same. `sequence`: every trajectory weighs the same."""
     kl_coefficient: NonNegativeFloat = 0.0
     """Weight of the KL to the policy the job started from (k3 estimator)."""
     entropy_coefficient: NonNegativeFloat = 0.0
 
     @property
-    def undecided(self) -> bool:
-        """Whether stale data would be trained without anybody having said what its ratio divides by."""
+    def sees_behaviour(self) -> bool:
+        """Whether it compares the policy with the engine's draw, and so can tell stale tokens from fresh ones."""
         return False
 
     @property
     def needs_before(self) -> bool:
-        """Whether it looks at the trainer's own log-probs from before the step."""
+        """Whether the loss uses the trainer's own log-probs from before the step."""
         return False
 
     @property
     def weighs_behaviour(self) -> bool:
-        """Whether its weights already hold the factor from the engine's draw to the trainer's policy."""
+        """Whether the loss already corrects for the difference between the engine's and the trainer's log-probs."""
         return False
 
     @property
     def moves_idle_rows(self) -> bool:
-        """Whether tokens without advantage have a gradient too."""
+        """Whether tokens with advantage 0 have a gradient too."""
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0
 
 
 class RatioLoss(Loss):
     """A loss with one ratio, whose denominator is a choice."""
 
-    denominator: Literal["behaviour", "proximal"] | None = None
+    denominator: Literal["behaviour", "proximal"] = "behaviour"
     """What the ratio divides by: `behaviour`, the engine's log-probs of the drawn tokens; `proximal`, the trainer's
-    own before the step. Must be chosen when pipeline.alpha > 0; else `behaviour`."""
+    own before the step. `proximal` does not see staleness: with a staleness bound (alpha) above 0 it is refused, unless
+    training.mismatch.type=weight corrects for it."""
 
     @property
-    def undecided(self) -> bool:
-        return self.denominator is None
+    def sees_behaviour(self) -> bool:
+        return self.denominator == "behaviour"
 
     @property
     def needs_before(self) -> bool:
@@ -59,7 +63,7 @@ class RatioLoss(Loss):
 
     @property
     def weighs_behaviour(self) -> bool:
-        return self.denominator != "proximal"
+        return self.sees_behaviour
 
 
 class PPOLoss(RatioLoss):
@@ -73,13 +77,17 @@ class PPOLoss(RatioLoss):
 
 
 class DecoupledPPOLoss(Loss):
-    """Clips against the policy before the step, and weighs by how likely the draw had become by then."""
+    """Clips the ratio to the policy before the step, and weighs each token by that policy over the engine's."""
 
     type: Literal["decoupled_ppo"] = "decoupled_ppo"
     clip_low: PositiveFloat = 0.2
     clip_high: PositiveFloat = 0.2
     weight_cap: PositiveFloat | None = 5.0
-    """Largest weight of a token; none: as in the paper, without a bound."""
+    """Largest weight of a token; none: no bound, as in the paper."""
+
+    @property
+    def sees_behaviour(self) -> bool:
+        return True
 
     @property
     def needs_before(self) -> bool:
@@ -96,7 +104,7 @@ class TISLoss(RatioLoss):
     type: Literal["tis"] = "tis"
     weight_low: NonNegativeFloat = 0.0
     weight_high: PositiveFloat = 1.0
-    """The weight is the ratio, held between these two."""
+    """The weight is the ratio, limited to the range from `weight_low` to `weight_high`."""
 
     @model_validator(mode="after")
     def _ordered(self) -> TISLoss:
@@ -109,7 +117,7 @@ class TISLoss(RatioLoss):
 
 
 class CISPOLoss(RatioLoss):
-    """Policy gradient with an importance weight clipped around 1: every token keeps some gradient."""
+    """Policy gradient with an importance weight clipped around 1, so that every token keeps some gradient."""
 
     type: Literal["cispo"] = "cispo"
     clip_low: PositiveFloat = 0.1
@@ -119,7 +127,7 @@ class CISPOLoss(RatioLoss):
 
 
 class TOPRLoss(RatioLoss):
-    """Good tokens as they are, bad ones with an importance weight of at most 1."""
+    """Tokens with a positive advantage count fully, the others with an importance weight of at most 1."""
 
     type: Literal["topr"] = "topr"
     positive_weight: NonNegativeFloat = 1.0
@@ -132,10 +140,10 @@ class GSPOLoss(RatioLoss):
 
     type: Literal["gspo"] = "gspo"
     aggregation: Aggregation = "sequence"
-    """`sequence`: every trajectory weighs the same, as in the paper. `token`: as long as it is."""
+    """`sequence`: every trajectory weighs the same, as in the paper. `token`: a trajectory weighs by its length."""
     clip_low: PositiveFloat = 3e-4
     clip_high: PositiveFloat = 4e-4
-    """Small, because a mean over many tokens hardly moves."""
+    """Small, because a mean over many tokens changes little."""
 
 
 class KimiLoss(RatioLoss):
@@ -157,38 +165,38 @@ class KimiLoss(RatioLoss):
 LossConfig = Annotated[
     PPOLoss | DecoupledPPOLoss | TISLoss | CISPOLoss | TOPRLoss | GSPOLoss | KimiLoss,
     Field(discriminator="type"),
-    usual_type("ppo"),
+    default_type("ppo"),
 ]
 
 Level = Literal["token", "segment", "geometric", "sequence"]
 
 
 class NoMismatch(Section):
-    """Engine and trainer are taken to agree."""
+    """No correction: the log-probs of engine and trainer are assumed to agree."""
 
     type: Literal["none"] = "none"
 
 
 class MismatchWeight(Section):
-    """Weigh the policy loss by exp(trainer's log-prob before the step - engine's), truncated, without gradient."""
+    """Weighs the policy loss by exp(trainer's log-prob before the step - engine's), truncated, without gradient."""
 
     type: Literal["weight"] = "weight"
     level: Level = "token"
-    """Over what the log-probs are taken together: `token`, none; `segment`, the mean over an answer of one version;
-    `geometric`, the mean over the trajectory; `sequence`, the sum over it."""
+    """How the log-prob differences are combined: `token`, not at all; `segment`, the mean over tokens of one answer
+    and one version; `geometric`, the mean over the trajectory; `sequence`, the sum over it."""
     upper: PositiveFloat = 1.2
-    """Larger weights are cut to this."""
+    """Larger weights are reduced to this."""
 
 
 class MismatchMask(Section):
-    """Leave out of the policy loss what engine and trainer disagree on too much."""
+    """Leaves tokens on which engine and trainer differ too much out of the policy loss."""
 
     type: Literal["mask"] = "mask"
     level: Level = "token"
     """As for `weight`."""
-    lower: Annotated[float, Field(ge=0.0, le=1.0)] = 0.8
+    lower: Share = 0.8
     upper: Annotated[float, Field(ge=1.0)] = 1.2
-    """Tokens whose weight would lie outside are left out."""
+    """Tokens whose weight would be below `lower` or above `upper` are left out."""
 
 
 MismatchConfig = Annotated[NoMismatch | MismatchWeight | MismatchMask, Field(discriminator="type")]

@@ -1,4 +1,4 @@
-"""Language models as the cost model sees them: sizes from their public `config.json`, nothing else."""
+"""Language models as the cost model sees them: only their sizes, taken from their public `config.json`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ModelSpec(Section):
     kv_heads: PositiveInt
     head_dim: PositiveInt
     active_params: Annotated[float, Field(ge=0.0)] = 0.0
-    """Parameters one token passes through; 0: all of them (a dense model)."""
+    """Parameters that one token passes through; 0: all of them (a dense model)."""
     experts: Annotated[int, Field(ge=0)] = 0
     experts_per_token: Annotated[int, Field(ge=0)] = 0
     bytes_per_value: PositiveInt = 2
-    """Of weights and KV cache: 2 for bfloat16, 4 for float32."""
+    """Bytes of one value in weights and KV cache: 2 for bfloat16, 4 for float32."""
     source: str = ""
 
     @property
@@ -38,22 +38,27 @@ class ModelSpec(Section):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of every layer; grouped-query attention keeps `kv_heads` of them, not `heads`."""
+        """Bytes of the keys and values of all layers; grouped-query attention keeps `kv_heads` of them, not `heads`."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_value
 
     @property
     def attention_flops_per_pair(self) -> int:
-        """Of one new token with one token of its context: scores and weighted sum, two operations each."""
+        """Operations for one new token and one token of its context: score and weighted sum, two operations each."""
         return 4 * self.layers * self.heads * self.head_dim
 
     def params_read(self, tokens: float) -> float:
-        """Parameters a step touches that computes this many tokens: of the experts, those that some token chose."""
+        """Parameters that a step with this many tokens reads. Of the experts it reads those that some token chose."""
         if not self.experts:
             return self.params
         chosen = self.experts_per_token / self.experts
         in_experts = (self.params - self.active) / (1.0 - chosen)
         unread: float = (1.0 - chosen) ** tokens
         return self.params - in_experts * unread
+
+
+def catalogue_name(name: str) -> str:
+    """The name in the catalogue of a model that is named as in a job file: Qwen/Qwen3-8B, smollm2."""
+    return "smollm2-135m" if name == "smollm2" else name.rpartition("/")[2].lower()
 
 
 HUGGING_FACE = "config.json of the model on Hugging Face"

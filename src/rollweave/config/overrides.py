@@ -1,25 +1,18 @@
-"""`key.sub=value` from the command line, laid over a job file's data before it is checked.
+"""Overrides: `key.sub=value` from the command line replaces a value of the job file before the file is checked.
 
-The value is read as YAML, so `3`, `true`, `null`, `[0.9, 0.99]` and `{type: sync}` mean what they mean in
-the file. List items go by position: `rewards.0.weight=2`.
+The value is read as YAML, so `3`, `true`, `null`, `[0.9, 0.99]` and `{type: sync}` mean the same as in
+the file. An item of a list is named by its position: `rewards.0.weight=2`.
 
-Switching the `type` of a section empties it first, whatever the order of the overrides: the keys of the old
-type mean nothing to the new one. `pipeline.type=rollart pipeline.alpha=2` is then exactly those two keys.
-
-Keys that name files. A job file may be loaded from anywhere, and its resolved copy lives in the run folder,
-so a relative name is made absolute at load time, from the folder of the file that said it.
-
-The schema marks such keys with these two types; whatever is built in Python, without a file, stays as given.
+An override that changes the `type` of a section empties the section first, in whatever order the overrides are
+given, because the keys of the old type mean nothing to the new one. After `pipeline.type=rollart pipeline.alpha=2`
+the section has exactly those two keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, ValidationInfo
+from typing import Any
 
 from rollweave.config import schema
 from rollweave.config.base import Section
@@ -30,13 +23,15 @@ from rollweave.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Override:
+    """One `key.sub=value`: the path of keys, and the value with its origin."""
+
     keys: list[str]
     value: Document
 
 
-def apply_overrides(document: Document, texts: Sequence[str], root: type[Section]) -> None:
-    overrides = [parse_override(text) for text in texts]
-    # Types first: they decide which keys the others may set.
+def apply_overrides(document: Document, overrides: Sequence[Override], root: type[Section]) -> None:
+    """Write the overrides into the document's data, and their origins into its origins."""
+    # The types come first, because they decide which keys the other overrides may set.
     for override in sorted(overrides, key=lambda override: override.keys[-1] != "type"):
         _apply(document, override, root)
 
@@ -61,7 +56,7 @@ def _apply(document: Document, override: Override, root: type[Section]) -> None:
             document.origins[path] = override.value.name
         holder = holder[item]
     last = _item_of(holder, override.keys[-1], path, override)
-    if last == "type" and _is_switch(holder, override, schema.follow(root, document.data, path)):
+    if last == "type" and _changes_type(holder, override, schema.follow(root, document.data, path)):
         holder.clear()
         document.graft(path, override.value)
     holder[last] = override.value.data
@@ -69,7 +64,7 @@ def _apply(document: Document, override: Override, root: type[Section]) -> None:
 
 
 def _item_of(holder: Any, key: str, path: KeyPath, override: Override) -> str | int:
-    """The key as the holder wants it: a name for a section, a position for a list."""
+    """The key in the form that the holder takes: a name for a section, a position for a list."""
     if isinstance(holder, dict):
         return key
     if not isinstance(holder, list):
@@ -82,28 +77,11 @@ def _item_of(holder: Any, key: str, path: KeyPath, override: Override) -> str | 
 
 
 def _empty_section(place: KeyPlace) -> dict[str, Any]:
-    """What a section that the file leaves out begins with: the type it has by default, if it has one."""
+    """The first content of a section that the file leaves out: its default type, if it has one."""
     field = place.section.model_fields.get(str(place.path[-1])) if place.section else None
     return {"type": field.default.type} if field and hasattr(field.default, "type") else {}
 
 
-def _is_switch(holder: dict[str, Any], override: Override, place: KeyPlace) -> bool:
+def _changes_type(holder: dict[str, Any], override: Override, place: KeyPlace) -> bool:
     current = {**_empty_section(place), **holder}.get("type")
     return bool(schema.kinds(place.type)) and current != override.value.data
-
-
-def _absolute(name: str, info: ValidationInfo) -> str:
-    base: Path | None = (info.context or {}).get("base")
-    return name if base is None else str((base / Path(name).expanduser()).resolve())
-
-
-def _absolute_target(target: str, info: ValidationInfo) -> str:
-    file, colon, name = target.rpartition(":")
-    return f"{_absolute(file, info)}:{name}" if colon and file.endswith(".py") else target
-
-
-FileName = Annotated[str, AfterValidator(_absolute)]
-"""A file or folder, relative to the job file."""
-
-Target = Annotated[str, AfterValidator(_absolute_target)]
-"""`file.py:name`, relative to the job file; or `package.module:name`, which is left alone."""

@@ -1,4 +1,4 @@
-"""The plan file: what is to be trained, and what there is to train it on or to pay for it.
+"""The plan file: what is to be trained, and which devices or which budget there is for it.
 
     model: qwen3-8b
     workload: {tasks: [{preset: swe-bench}, {preset: gem-math}]}
@@ -11,14 +11,14 @@ redundancy.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import Section
+from rollweave.config.base import NonNegative, Section
 from rollweave.config.cluster import ClusterConfig, Pool
-from rollweave.config.hardware import DEVICES, Constants, Device, NonNegative
-from rollweave.config.models import MODELS, ModelSpec
+from rollweave.config.hardware import DEVICES, Constants, Device
+from rollweave.config.models import MODELS, ModelSpec, catalogue_name
 from rollweave.config.scenario import JudgeConfig, SimulatedRollout
 from rollweave.config.workload import WorkloadConfig
 from rollweave.targets import nearest
@@ -30,37 +30,38 @@ class Offer(Section):
     device: str
     """A class of the catalogue, or of `devices`."""
     count: PositiveInt | None = None
-    """At most so many; none: as many as the budget pays for."""
+    """The largest number of devices; none: as many as the budget pays for."""
     price: NonNegative | None = None
-    """US dollars per device and hour; none: the catalogue's."""
+    """US dollars per device and hour; none: the price in the catalogue."""
 
 
 class PlanConfig(Section):
-    """What to plan."""
+    """The content of a plan file. A key that is searched has the same name as in a job, and a list of values."""
 
+    renamed: ClassVar[dict[str, str]] = {"alphas": "alpha", "redundancies": "redundant_groups"}
     name: str = "plan"
     seed: int = 0
     model: str = "qwen3-8b"
-    """A model of the catalogue, or of `models`."""
+    """A model of the catalogue, also by its name on the hub (Qwen/Qwen3-8B), or of `models`."""
     models: tuple[ModelSpec, ...] = ()
     workload: WorkloadConfig
     rollout: SimulatedRollout = SimulatedRollout()
     offers: Annotated[tuple[Offer, ...], Field(min_length=1)]
-    """What may be rented or is there."""
+    """The devices that are there or may be rented."""
     devices: tuple[Device, ...] = ()
-    """Classes of your own, or measured by `rollweave profile`."""
+    """Device classes of your own, or measured by `rollweave profile`."""
     budget: PositiveFloat | None = None
-    """US dollars per hour for everything."""
+    """US dollars per hour for all devices together."""
     objective: Literal["speed", "cost"] = "speed"
-    """`speed`: the most trained tokens per second. `cost`: the most per dollar."""
-    alphas: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0, 1.0, 2.0)
-    """Staleness bounds to consider; 0 stands for `sync+`."""
-    redundancies: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0, 0.25)
+    """`speed`: the most trained tokens per second. `cost`: the most trained tokens per dollar."""
+    alpha: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0, 1.0, 2.0)
+    """Staleness bounds (alpha) to consider; 0 stands for `sync+`."""
+    redundant_groups: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0, 0.25)
     """`rollout.redundant_groups` to consider."""
     tensor_parallel: tuple[PositiveInt, ...] = ()
     """Sizes to consider; none: the three smallest powers of two at which the model fits."""
     reward_pool: Pool | None = None
-    """Where judged tasks are scored; it is given, not searched, and comes on top of the budget."""
+    """The pool that scores judged tasks. The search does not change it, and its cost is added to the budget."""
     judge: JudgeConfig = JudgeConfig()
     constants: Constants = Constants()
 
@@ -74,10 +75,10 @@ class PlanConfig(Section):
 
     def spec(self) -> ModelSpec:
         own = {model.name: model for model in self.models}
-        return own.get(self.model) or MODELS[self.model]
+        return own.get(self.model) or MODELS[catalogue_name(self.model)]
 
     def most(self, name: str) -> int:
-        """Devices of a class that could be had at all."""
+        """The largest number of devices of a class that offers and budget allow."""
         offer = next(offer for offer in self.offers if offer.device == name)
         price = self.price(name)
         affordable = int(self.budget / price + 1e-9) if self.budget is not None and price > 0 else None
@@ -88,7 +89,7 @@ class PlanConfig(Section):
         return ClusterConfig(pools=(*pools, *extra), devices=self.devices)
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> PlanConfig:
+    def _check_offers(self) -> PlanConfig:
         known = {*DEVICES, *(device.name for device in self.devices)}
         for offer in self.offers:
             if offer.device not in known:
@@ -98,6 +99,6 @@ class PlanConfig(Section):
             if offer.count is None and self.device(offer.device).price == 0 and not offer.price:
                 raise ValueError(f"offers: {offer.device} costs nothing, so no budget limits it: give it a `count`")
         models = {*MODELS, *(model.name for model in self.models)}
-        if self.model not in models:
+        if self.model not in models and catalogue_name(self.model) not in models:
             raise ValueError(f"model {self.model!r} is not in the catalogue{nearest(self.model, models)}")
         return self

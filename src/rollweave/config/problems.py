@@ -1,4 +1,4 @@
-"""What is wrong with a job file, one line per problem: where, which key, what, and the nearest valid name.
+"""Explains what is wrong with a file, in one line per problem: place, key, problem and the nearest valid name.
 
 job.yaml:12: training.lerning_rate: no such key; did you mean learning_rate?
 """
@@ -22,14 +22,15 @@ from rollweave.errors import ConfigError
 
 
 def explain(error: ValidationError, document: Document, root: type[Section]) -> ConfigError:
-    lines = [_line(details, document, root) for details in error.errors() if not _is_echo(details)]
+    """Turn pydantic's error into a `ConfigError` with one line per problem."""
+    lines = [_line(details, document, root) for details in error.errors() if not _is_consequence(details)]
     if len(lines) == 1:
         return ConfigError(lines[0])
     return ConfigError("\n  ".join([f"{document.name}: {len(lines)} problems", *lines]))
 
 
-def _is_echo(details: ErrorDetails) -> bool:
-    """Pydantic calls a list too short when enough items are there but some of them are wrong."""
+def _is_consequence(details: ErrorDetails) -> bool:
+    """Whether the list is "too short" only because some of its items are wrong, which pydantic reports as well."""
     return details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
 
 
@@ -55,7 +56,7 @@ def _line(details: ErrorDetails, document: Document, root: type[Section]) -> str
 
 
 def _contradiction(details: ErrorDetails, place: KeyPlace, document: Document) -> str:
-    """A validator's own sentence. Those of the whole job begin with the key to change."""
+    """The sentence of a validator. A validator of the whole job begins its sentence with the key to change."""
     message = str(details.get("ctx", {}).get("error", details["msg"]))
     if place.path:
         return f"{document.origin(place.path)}: {dotted(place.path)}: {message}"
@@ -67,6 +68,8 @@ def _contradiction(details: ErrorDetails, place: KeyPlace, document: Document) -
 def _unknown_key(place: KeyPlace, root: type[Section]) -> str:
     name = str(place.path[-1])
     valid = list(place.section.model_fields) if place.section else []
+    if place.section and (now := place.section.renamed.get(name)):
+        return f"is called {now} now, as in a job file"
     if close := nearest(name, valid):
         return f"no such key; did you mean {close}?"
     if place.section and (types := schema.types_with(root, dotted(place.path))):
@@ -106,7 +109,7 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
 
 
 def show(value: Any) -> str:
-    """A value as one would write it in the file, cut to a readable length."""
+    """Write a value as in the file, cut to a readable length."""
     if value is None:
         return "nothing"
     text = json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""A simulation file: a job-like description of rollout and pipeline, a cluster, and the work.
+"""The simulation file: rollout and pipeline as in a job file, a cluster, and the workload.
 
     model: qwen3-8b
     cluster: h800_h20.yaml            # a cluster file, or its content
@@ -6,35 +6,39 @@
     rollout: {groups_per_step: 64, group_size: 8}
     pipeline: {type: rollart, alpha: 1}
 
-The sections `rollout`, `pipeline` and `weights` are those of a job, with defaults that suit large models.
+The sections `rollout`, `training`, `pipeline` and `weights` are those of a job, with defaults that suit large models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import Section
+from rollweave.config.base import NonNegative, Section
 from rollweave.config.cluster import ClusterConfig
-from rollweave.config.hardware import Constants, NonNegative
-from rollweave.config.job import (
+from rollweave.config.control import (
+    ControlConfig,
     Deadlines,
-    Job,
     PipelineConfig,
     RollArtPipeline,
     RolloutConfig,
     SamplingConfig,
     WeightsConfig,
+    check_sync_point,
+    staleness_bound,
 )
+from rollweave.config.hardware import Constants
 from rollweave.config.load import load_file
-from rollweave.config.models import MODELS, ModelSpec
+from rollweave.config.models import MODELS, ModelSpec, catalogue_name
 from rollweave.config.workload import Distribution, WorkloadConfig, constant
 
 
 class SimulatedSampling(SamplingConfig):
+    """As in a job, with a default for large models."""
+
     max_tokens: PositiveInt = 32768
     """Per turn."""
 
@@ -56,11 +60,18 @@ class SimulatedRollout(RolloutConfig):
 
     groups_per_step: PositiveInt = 64
     environments: PositiveInt | None = None  # type: ignore[assignment]
-    """Episodes running at once; none: as many as the staleness bound admits."""
+    """Number of episodes that run at once; none: as many as the staleness bound admits."""
     max_turns: PositiveInt = 1000
     max_context: PositiveInt = 32768
     sampling: SimulatedSampling = SimulatedSampling()
     deadlines: SimulatedDeadlines = SimulatedDeadlines()
+
+
+class SimulatedTraining(Section):
+    """How long the simulated job trains. The cost of a step is modelled, so a simulation has no other training keys."""
+
+    steps: PositiveInt = 5
+    """Train steps of the simulation."""
 
 
 class JudgeConfig(Section):
@@ -69,41 +80,42 @@ class JudgeConfig(Section):
     model: str = "qwen2.5-7b"
     answer_tokens: Distribution = constant(256)
     seconds: Distribution | None = None
-    """How long a call takes; none: what the model takes by roofline on the pool's device."""
+    """How long a call takes; none: the roofline of the model on the pool's device."""
     concurrency: PositiveInt = 16
     """Calls that a device serves at once."""
     cold_start: NonNegative | None = None
-    """Seconds until a new function instance answers; none: the constants'. Only on `serverless` pools."""
+    """Seconds until a new function instance answers; none: the value in the constants. Only on `serverless` pools."""
     idle_seconds: NonNegative = 60.0
-    """A function instance that had nothing to do for so long is shut down, and no longer paid for."""
+    """A function instance that was idle for so long is shut down and costs nothing any more."""
 
 
 class OutageConfig(Section):
-    """An engine that dies and comes back."""
+    """An engine dies and comes back."""
 
     engine: Annotated[int, Field(ge=0)]
-    """Which one, counted modulo how many there are."""
+    """The number of the engine, modulo the number of engines."""
     at: NonNegative
     """Seconds after the start."""
     seconds: NonNegative
 
 
 class Scenario(Section):
-    """A simulation."""
+    """The content of a simulation file."""
 
+    renamed: ClassVar[dict[str, str]] = {"steps": "training.steps"}
     name: str = "scenario"
     seed: int = 0
-    steps: PositiveInt = 5
     warmup: Annotated[int, Field(ge=0)] = 1
-    """First steps that averages leave out: the pipeline fills."""
+    """Number of first steps that averages leave out, because the pipeline is still filling."""
     model: str = "qwen3-8b"
-    """A model of the catalogue, or of `models`."""
+    """A model of the catalogue, also by its name on the hub (Qwen/Qwen3-8B), or of `models`."""
     models: tuple[ModelSpec, ...] = ()
     """Models of your own."""
     cluster: ClusterConfig
-    """A cluster, or, in a file, the name of a cluster file."""
+    """A cluster, or the name of a cluster file."""
     workload: WorkloadConfig
     rollout: SimulatedRollout = SimulatedRollout()
+    training: SimulatedTraining = SimulatedTraining()
     pipeline: PipelineConfig = RollArtPipeline(type="rollart")
     weights: WeightsConfig = WeightsConfig()
     judge: JudgeConfig = JudgeConfig()
@@ -111,56 +123,47 @@ class Scenario(Section):
     """A turn computes only what its trajectory added since the last one."""
     outages: tuple[OutageConfig, ...] = ()
     constants: Constants = Constants()
-    """How much of the peaks real software reaches; one set for everybody, each number with its source."""
+    """How much of the peaks real software reaches; the same for all device classes, each number with its source."""
 
     def spec(self, name: str = "") -> ModelSpec:
         own = {model.name: model for model in self.models}
-        return own.get(name or self.model) or MODELS[name or self.model]
+        return own.get(name or self.model) or MODELS[catalogue_name(name or self.model)]
 
     @property
     def environments(self) -> int:
-        """Episodes running at once."""
+        """The number of episodes that run at once."""
         rollout = self.rollout
         batch = rollout.groups_per_step * rollout.group_size
         return rollout.environments or int(batch * (1 + self.alpha))
 
     @property
     def alpha(self) -> float:
-        return 1.0 if self.pipeline.type == "one_off" else float(getattr(self.pipeline, "alpha", 0.0))
+        return staleness_bound(self.pipeline)
 
-    def job(self, **changes: object) -> Job:
-        """The job whose control plane is driven. Of it the simulation needs no model, environment or loss."""
-        rollout = {**self.rollout.model_dump(), "environments": self.environments}
-        return Job.model_validate(
-            {
-                "name": self.name,
-                "seed": self.seed,
-                "model": {"type": "tiny"},
-                "environment": {"type": "frozen_lake"},
-                "rollout": rollout,
-                "pipeline": self.pipeline.model_dump(),
-                "weights": self.weights.model_dump(),
-                "training": {
-                    "steps": self.steps,
-                    "loss": {"denominator": "behaviour"},
-                    "advantage": {"type": "grpo" if self.rollout.group_size > 1 else "reinforce++"},
-                },
-                "evaluation": {"every": 0},
-                "checkpoint": {"every": 0},
-                **changes,
-            }
+    @property
+    def control(self) -> ControlConfig:
+        """The part that drives the control plane, which is the same as a job's."""
+        rollout = RolloutConfig.model_validate({**self.rollout.model_dump(), "environments": self.environments})
+        return ControlConfig(
+            name=self.name,
+            seed=self.seed,
+            steps=self.training.steps,
+            rollout=rollout,
+            pipeline=self.pipeline,
+            weights=self.weights,
         )
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Scenario:
+    def _check_names(self) -> Scenario:
+        check_sync_point(self.pipeline)
         known = {*MODELS, *(model.name for model in self.models)}
         for name in (self.model, self.judge.model):
-            if name not in known:
+            if name not in known and catalogue_name(name) not in known:
                 raise ValueError(f"no model {name} in the catalogue: add it to `models`, or use one of {_list(known)}")
-        if bool(self.workload.tasks) == bool(self.workload.trace):
-            raise ValueError("workload needs either tasks or a trace")
-        if self.warmup >= self.steps:
-            raise ValueError(f"warmup {self.warmup} leaves nothing of {self.steps} steps: lower it or raise steps")
+        if self.warmup >= self.training.steps:
+            raise ValueError(
+                f"warmup {self.warmup} leaves nothing of {self.training.steps} steps: lower it or raise training.steps"
+            )
         return self
 
 

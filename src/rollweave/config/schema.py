@@ -1,7 +1,7 @@
-"""Questions about the schema that error messages and the reference both ask.
+"""Answers questions about the schema, for the error messages and for the reference in `docs/configuration.md`.
 
-A *place* is where a value may stand: its key path, its type (with bounds) and the section it is a key of.
-Everything is read off the pydantic models, so a key added there is named, explained and suggested here.
+A *place* is a position where a value may stand: its key path, its type (with bounds) and the section it is a key of.
+Everything is read from the pydantic models, so a key added to a model is named, explained and suggested as well.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-from rollweave.config.base import Section
+from rollweave.config.base import PlainText, Section
 from rollweave.config.document import KeyPath
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPlace:
+    """A position in a file where a value may stand."""
+
     path: KeyPath
     type: Any
     section: type[Section] | None = None
-    """The section this place is a key of."""
+    """The section that has this key."""
     about: str = ""
-    """What the key means, from its docstring in the schema."""
+    """The meaning of the key, from its docstring in the schema."""
 
 
 def unwrap(kind: Any) -> tuple[Any, list[Any]]:
@@ -46,7 +48,7 @@ def is_union(kind: Any) -> bool:
 
 
 def kinds(kind: Any) -> dict[str, type[Section]]:
-    """The sections a union told apart by `type` offers, by that type; empty for anything else."""
+    """The sections of a union, by their `type`; empty for anything that is not such a union."""
     bare, _ = unwrap(kind)
     return {tag(option): option for option in get_args(bare)} if is_union(bare) else {}
 
@@ -59,6 +61,11 @@ def section_of(kind: Any) -> type[Section] | None:
     """The section class, if the type is exactly one section."""
     bare, _ = unwrap(kind)
     return bare if isinstance(bare, type) and issubclass(bare, Section) else None
+
+
+def plain_text(kind: Any) -> PlainText | None:
+    """How the section may be written as one text, if it may."""
+    return next((mark for mark in unwrap(kind)[1] if isinstance(mark, PlainText)), None)
 
 
 def field_type(field: FieldInfo) -> Any:
@@ -115,12 +122,12 @@ def _item(data: Any, item: str | int) -> Any:
 
 
 def keys_named(root: type[Section], name: str) -> list[str]:
-    """Every place in the schema with a key of this name: helps a key that was put in the wrong section."""
+    """All keys of this name in the schema, to help with a key that was put into the wrong section."""
     return sorted({dotted for dotted, _ in _all_keys(root, "") if dotted.rpartition(".")[2] == name})
 
 
 def types_with(root: type[Section], dotted: str) -> list[str]:
-    """The types of a section that comes in kinds of which this is a key."""
+    """The types that have this key, in a section that comes in several types."""
     return [tag(section) for key, section in _all_keys(root, "") if key == dotted and "type" in section.model_fields]
 
 
@@ -133,18 +140,19 @@ def _all_keys(section: type[Section], prefix: str) -> Iterator[tuple[str, type[S
 
 
 def choices(kind: Any) -> tuple[Any, ...]:
-    """The values of a key that has a fixed set of them; empty for anything else."""
+    """The values that a key may have, if the schema lists them; empty for any other key."""
     bare, _ = unwrap(kind)
     return get_args(bare) if get_origin(bare) is Literal else ()
 
 
 def describe(kind: Any) -> str:
-    """What may stand there, in plain words: `a whole number above 0`."""
+    """Say in plain words which values are allowed, for example `a whole number above 0`."""
     bare, bounds = unwrap(kind)
     if section_of(bare):
         return "a section of keys and values"
     if options := kinds(bare):
-        return f"a section with a type: {', '.join(options)}"
+        text = plain_text(kind)
+        return f"{text.examples + '; or ' if text else ''}a section with a type: {', '.join(options)}"
     if values := choices(bare):
         return f"one of {', '.join(map(str, values))}" if len(values) > 1 else str(values[0])
     if get_origin(bare) is tuple:
@@ -164,7 +172,7 @@ def _describe_list(items: tuple[Any, ...], bounds: list[Any]) -> str:
 
 
 def _describe_bounds(bounds: list[Any]) -> str:
-    words = []  # `:g`, because typing keeps one copy of equal bounds and may give us 0 for 0.0
+    words = []  # with `:g`, because typing keeps one copy of equal bounds, so a bound of 0.0 may arrive as 0
     for bound in bounds:
         match bound:
             case Gt(gt=limit):

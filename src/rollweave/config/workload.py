@@ -1,9 +1,7 @@
-"""Simulated work: tasks with their turns, lengths, latencies and failures, and how they are mixed.
+"""The workload of a simulation: its tasks with their turns, lengths, latencies and failures, as distributions.
 
-A task begins from a preset (`simulation/workloads/presets.py`) or from nothing, and whatever the file says overrides
-it. All lengths are tokens, all times seconds.
-
-Distributions a file can name: lengths, turns and latencies of simulated work.
+A task begins from a preset (`simulation/workloads/presets.py`) or from the defaults, and the keys in the file override
+it. All lengths are in tokens, all times in seconds.
 """
 
 from __future__ import annotations
@@ -12,21 +10,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from rollweave.config.base import Section
-from rollweave.config.overrides import FileName
-
-NonNegative = Annotated[float, Field(ge=0.0)]
+from rollweave.config.base import FileName, NonNegative, Section, Share
 
 
 class Constant(Section):
-    """Always the same."""
+    """Always the same value."""
 
     type: Literal["constant"]
     value: NonNegative
 
 
 class Uniform(Section):
-    """Anything from `low` to `high`, equally likely."""
+    """Any value from `low` to `high`, all equally likely."""
 
     type: Literal["uniform"]
     low: NonNegative
@@ -40,7 +35,7 @@ class Uniform(Section):
 
 
 class Normal(Section):
-    """Normal, cut at 0."""
+    """A normal distribution, cut at 0."""
 
     type: Literal["normal"]
     mean: NonNegative
@@ -48,31 +43,33 @@ class Normal(Section):
 
 
 class LogNormal(Section):
-    """Heavy-tailed: most draws lie near the median, some far above it."""
+    """A heavy-tailed distribution: most values are near the median, some far above it."""
 
     type: Literal["lognormal"]
     median: NonNegative
     sigma: NonNegative
-    """Of the logarithm: 1.0 puts the 99th percentile at ten times the median."""
+    """Standard deviation of the logarithm: with 1.0 the 99th percentile is ten times the median."""
     low: NonNegative = 0.0
     high: NonNegative | None = None
-    """Draws outside are moved to the border."""
+    """Values below `low` or above `high` are moved to the border."""
 
 
 class Empirical(Section):
-    """One of these values, each as likely as it is often."""
+    """One of these values, all equally likely; a value listed twice is twice as likely."""
 
     type: Literal["empirical"]
     values: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
 
 
 class Part(Section):
+    """One distribution of a mixture."""
+
     weight: Annotated[float, Field(gt=0.0)]
     of: Constant | Uniform | Normal | LogNormal | Empirical = Field(discriminator="type")
 
 
 class Mixed(Section):
-    """One of several distributions, drawn by weight: two humps, or a rare long tail."""
+    """One of several distributions, chosen by weight: for two peaks, or a rare long tail."""
 
     type: Literal["mixed"]
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
@@ -100,61 +97,65 @@ def lognormal(median: float, sigma: float, low: float = 0.0, high: float | None 
 NOTHING = constant(0.0)
 
 
-Chance = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
 class TaskModel(Section):
     """One kind of episode."""
 
     name: str = "task"
     """The tag that routing sees."""
     preset: str = ""
-    """Begin from this preset: swe-bench, webshop, frozen-lake, gem-math, gem-game, rlvr-math, rlvr-code, rlvr-judge."""
+    """The preset to start from: swe-bench, webshop, frozen-lake, gem-math, gem-game, rlvr-math, rlvr-code or
+    rlvr-judge."""
     weight: PositiveFloat = 1.0
-    """Its share of the groups, against the other tasks."""
+    """How many of the groups it gets, relative to the other tasks."""
     turns: Distribution = constant(1)
-    """Answers of an episode."""
+    """Turns of an episode."""
     prompt_tokens: Distribution = constant(512)
-    """The first observation."""
+    """Length of the first observation."""
     observation_tokens: Distribution = constant(128)
-    """Each later one."""
+    """Length of each later observation."""
     answer_tokens: Distribution = constant(256)
-    """Each answer, cut at `rollout.sampling.max_tokens`."""
+    """Length of each answer, cut at `rollout.sampling.max_tokens`."""
     reset_seconds: Distribution = NOTHING
     step_seconds: Distribution = NOTHING
     reward_seconds: Distribution = NOTHING
-    """Of a rule; judged tasks are scored by the scenario's judge."""
+    """How long a rule takes to score an episode. Judged tasks are scored by the scenario's judge instead."""
     judged: bool = False
-    """Scored by the language model of `judge` in the scenario."""
-    success_rate: Chance = 0.5
-    """Episodes that earn reward 1."""
+    """Whether the language model of `judge` in the scenario scores the episodes."""
+    success_rate: Share = 0.5
+    """Share of episodes that earn reward 1."""
     same_turns: bool = False
-    """Members of a group take equally many turns."""
-    alike: Chance = 0.0
-    """How much members of a group resemble each other in the lengths of their answers: the share of the variance (of
-    the logarithm) that belongs to the task. Only with lognormal `answer_tokens`."""
-    reset_failure_rate: Chance = 0.0
+    """Whether all members of a group take the same number of turns."""
+    alike: Share = 0.0
+    """How similar the members of a group are in the lengths of their answers: the share of the variance (of the
+    logarithm) that belongs to the task. Only with lognormal `answer_tokens`."""
+    reset_failure_rate: Share = 0.0
     """Chance that a reset fails after its time."""
-    step_failure_rate: Chance = 0.0
-    reset_hang_rate: Chance = 0.0
-    """Chance that a reset never returns: the deadline ends it."""
-    step_hang_rate: Chance = 0.0
+    step_failure_rate: Share = 0.0
+    reset_hang_rate: Share = 0.0
+    """Chance that a reset never returns, so that its deadline ends it."""
+    step_hang_rate: Share = 0.0
     image_seconds: Distribution = NOTHING
-    """What a reset takes longer if the task's image is not in the image cache."""
-    image_cache_hit_rate: Chance = 1.0
+    """Extra time of a reset if the task's image is not in the image cache."""
+    image_cache_hit_rate: Share = 1.0
     io_seconds: Distribution = NOTHING
-    """Transport of each observation from the environments' cluster."""
+    """Transport time of each observation from the environments' cluster."""
 
     @model_validator(mode="after")
-    def _can_be_alike(self) -> TaskModel:
+    def _check_alike(self) -> TaskModel:
         if self.alike and not isinstance(self.answer_tokens, LogNormal) and not self.preset:
             raise ValueError(f"alike needs answer_tokens of type lognormal, not {self.answer_tokens.type}")
         return self
 
 
 class WorkloadConfig(Section):
-    """What is played: tasks drawn by weight, or a recorded run again."""
+    """The episodes to play: tasks drawn by weight, or the trajectories of a recorded run."""
 
     tasks: tuple[TaskModel, ...] = ()
     trace: FileName | None = None
     """A run folder whose trajectories are played again, lengths and waits included; instead of `tasks`."""
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> WorkloadConfig:
+        if bool(self.tasks) == bool(self.trace):
+            raise ValueError("workload needs either tasks or a trace")
+        return self

@@ -141,9 +141,6 @@ class EngineLoop:
     async def stats(self) -> EngineStats:
         return replace(self._core.stats(), memory_mb=resident_mb())
 
-    async def close(self) -> None:
-        self._callbacks.clear()
-
     async def _at_once(self, work: Callable[[], Fingerprint]) -> Fingerprint:
         with self._clock.blocked():
             return work()

@@ -69,7 +69,7 @@ class Completion:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the start, and two gauges."""
+    """Counters since the engine's start; from `running` on, gauges: what holds at the moment of the call."""
 
     steps: int = 0
     sampled_tokens: int = 0
@@ -83,15 +83,20 @@ class EngineStats:
     busy_seconds: float = 0.0
     recompute_seconds: float = 0.0
     running: int = 0
+    """Requests in the batch."""
     waiting: int = 0
+    """Requests that have no place in the batch yet."""
     version: int = 0
+    """The policy version it generates with."""
     checksum: str = ""
+    """Of the weights it generates with."""
     memory_mb: float = 0.0
     """Resident memory of the engine's process."""
 
 
 class Engine(Protocol):
-    """Implemented by the torch engine, the simulated engine and the clients of engines in other processes."""
+    """Implemented by `EngineLoop` around the torch engine, by the simulated engines and by the clients of engines in
+    other processes."""
 
     def generate(self, request: Request) -> Awaitable[Completion]:
         """Add a request; done the moment it ends (also when aborted)."""
@@ -120,8 +125,6 @@ class Engine(Protocol):
         ...
 
     async def stats(self) -> EngineStats: ...
-
-    async def close(self) -> None: ...
 
 
 class SteppedEngine(Protocol):

@@ -1,1 +1,1 @@
-"""Environments: what an agent acts in."""
+"""Environments, in which an agent acts: their protocol, the shipped ones, their checks and their isolation."""

@@ -1,8 +1,8 @@
-"""Anything with `reset` and `step` becomes an `Environment`, and everything it returns is checked here.
+"""Turns any object with `reset` and `step` into an `Environment`, and checks everything that it returns.
 
-This is the boundary to user code. What passes it is well-formed: observations are text or chat messages,
-rewards are finite. Whatever else the user's class does, raise included, becomes `EnvironmentFailed` with
-the class, the method, the value and the fix.
+This file is the boundary to user code. The values that pass it are well-formed: observations are text or chat
+messages, rewards are finite. If the user's class returns anything else, or raises, the caller gets an
+`EnvironmentFailed` with the class, the method, the value and the fix.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rollweave.targets import blame
 
 
 def adapt(thing: Any) -> HasScriptedAction:
-    """An `Environment` around a `gymnasium.Env` or an object with `reset` and `step`, plain or async."""
+    """Make an `Environment` of a `gymnasium.Env` or of an object with `reset` and `step`, plain or async."""
     if isinstance(thing, Adapted):
         return thing
-    gymnasium = sys.modules.get("gymnasium")  # who never imported it cannot hand us one of its environments
+    gymnasium = sys.modules.get("gymnasium")  # without that import, the thing cannot be one of its environments
     if gymnasium is not None and isinstance(thing, gymnasium.Env):
         from rollweave.environments.gym import GymText
 
@@ -33,12 +33,12 @@ def adapt(thing: Any) -> HasScriptedAction:
 
 
 class Adapted:
-    """A user's object behind the checked protocol."""
+    """A user's object that is called and checked through the `Environment` protocol."""
 
     def __init__(self, inner: Any, name: str) -> None:
         for method in ("reset", "step"):
             if not callable(getattr(inner, method, None)):
-                raise ConfigError(f"{name} is no environment: it has no method `{method}`")
+                raise ConfigError(f"{name} is not an environment: it has no method `{method}`")
         self.inner = inner
         self.name = name
         self.deterministic = bool(getattr(inner, "deterministic", False))
@@ -60,7 +60,7 @@ class Adapted:
     async def step(self, action: str) -> StepResult:
         if not self._running:
             raise EnvironmentFailed(f"{self.name}.step: no episode is running: call reset first")
-        self._running = False  # whatever goes wrong below ends the episode
+        self._running = False  # an exception below ends the episode
         result = self._result(await self._call("step", action))
         self._running = not (result.done or result.truncated)
         return result
@@ -119,7 +119,7 @@ class Adapted:
         if isinstance(value, list) and value and all(map(_is_message, value)):
             return [{"role": message["role"], "content": message["content"]} for message in value]
         if isinstance(value, str):
-            raise self._wrong(method, value, "half of a surrogate pair is no text: decode it with errors='replace'")
+            raise self._wrong(method, value, "half of a surrogate pair is not text: decode it with errors='replace'")
         fix = 'an observation is a string or a list of {"role": ..., "content": ...}'
         raise self._wrong(method, value, f"{fix}, not {type(value).__name__}")
 
@@ -156,7 +156,7 @@ def _is_message(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """A string that can be written down: Python's may hold half of a surrogate pair, which no tokenizer takes."""
+    """Whether this is a string that a tokenizer takes: a Python string may contain half of a surrogate pair."""
     if not isinstance(value, str):
         return False
     try:
@@ -170,7 +170,7 @@ ResetArguments = Callable[[int, Mapping[str, Any]], tuple[tuple[Any, ...], dict[
 
 
 def _reset_style(reset: Callable[..., Any], name: str) -> ResetArguments:
-    """How this `reset` wants its seed: `(seed)`, `(seed, data)` or gymnasium's `(seed=..., options=...)`."""
+    """Find out how this `reset` takes its seed: `(seed)`, `(seed, data)` or gymnasium's `(seed=..., options=...)`."""
     parameters = inspect.signature(reset).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
     positional = sum(

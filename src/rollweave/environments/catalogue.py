@@ -1,4 +1,4 @@
-"""Environments by name, for the command line: what there is, and how to get from words to one of them."""
+"""Serves `rollweave env`: lists the shipped environments, and makes, checks and plays one that is given by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollweave.config import schema
 from rollweave.config.document import Document
 from rollweave.config.environments import PythonEnvironmentConfig, SingleEnvironment
 from rollweave.config.job import RewardConfig
-from rollweave.config.overrides import apply_overrides
+from rollweave.config.overrides import apply_overrides, parse_override
 from rollweave.config.problems import explain
 from rollweave.environments.check import CheckReport, EnvironmentCheck, text_of
 from rollweave.environments.isolation import EnvironmentPool
@@ -27,7 +27,7 @@ from rollweave.targets import nearest
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """The shipped environments with their options, as the job file knows them."""
+    """List the shipped environments with the options that they have in a job file."""
     return [
         {
             "name": schema.tag(config),
@@ -49,7 +49,7 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def configure(target: str, options: Sequence[str], base: Path) -> SingleEnvironment:
-    """The configuration of a shipped environment's name, or of `file.py:Class`, with `key=value` options."""
+    """Make the configuration of a shipped environment, or of `file.py:Class`, with `key=value` options."""
     if ":" in target:
         data: dict[str, Any] = {"type": "python", "target": target}
         kind: type[SingleEnvironment] = PythonEnvironmentConfig
@@ -63,7 +63,7 @@ def configure(target: str, options: Sequence[str], base: Path) -> SingleEnvironm
             raise ConfigError(f"no environment is called {target!r}{fix}")
         data, kind = {"type": target}, kinds[target]
     document = Document(target, data)
-    apply_overrides(document, options, kind)
+    apply_overrides(document, [parse_override(text) for text in options], kind)
     try:
         return kind.model_validate_json(json.dumps(document.data), context={"base": base})
     except ValidationError as error:
@@ -73,7 +73,7 @@ def configure(target: str, options: Sequence[str], base: Path) -> SingleEnvironm
 async def check_target(
     target: str, options: Sequence[str], base: Path, rewards: Sequence[str], *, seed: int = 0, **limits: Any
 ) -> CheckReport:
-    """Check the environment a person named. `limits`: `episodes`, `max_turns`, `deadline`."""
+    """Check the named environment. `limits` are `episodes`, `max_turns` and `deadline`."""
     config = configure(target, options, base)
     scorer = Scorer([RewardConfig(function=reward) for reward in rewards], base)
     pool = EnvironmentPool(EnvironmentFactory.from_config(config, base), per_process=1)
@@ -93,7 +93,7 @@ async def play_target(
     ask: Callable[[], str] | None,
     show: Callable[[str], None],
 ) -> None:
-    """One episode: `ask` gives the actions (None: the environment's own script), `show` prints."""
+    """Play one episode. `ask` returns the next action (None: the environment's own script), `show` prints a line."""
     config = configure(target, options, base)
     task = source(config, seed, base).task(0)
     environment = LateEnvironments(EnvironmentFactory.from_config(config, base), latencies(config), Clock())(task)

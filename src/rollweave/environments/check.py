@@ -1,10 +1,8 @@
-"""Plays an environment before a run does: is it sound, how long are its episodes, is there anything to learn?
+"""Checks an environment before training: does it work, how long are its episodes, can anything be learned?
 
-Two players: *random* answers with arbitrary text, garbage included; *scripted* with the environment's own
-random legal actions, if it offers them. The environment lives in a process of its own, so that one that hangs
-or crashes is a finding and not the end of the check.
-
-The figures of a check: what a person wants to know about an environment before training in it.
+There are two players: *random* answers with arbitrary text, also with garbage; *scripted* answers with the
+environment's own random legal actions, if it offers them. The environment runs in a process of its own, so that a hang
+or a crash becomes a finding and does not end the check. `summarise` turns the episodes into figures for the user.
 """
 
 from __future__ import annotations
@@ -26,20 +24,20 @@ from rollweave.trajectory import Outcome, Trajectory, token_ids
 
 T = TypeVar("T")
 
-SEARCH = 50
-"""How many times more episodes are played when all rewards were equal: a rare reward is no constant one."""
+SEARCH_FACTOR = 50
+"""Up to so many times more episodes are played while all rewards are equal, because a reward may just be rare."""
 SEARCH_SECONDS = 20.0
-"""And for how long at most."""
+"""The longest time spent on those extra episodes."""
 
 
 @dataclass(slots=True)
-class Played:
-    """One episode as the check saw it."""
+class PlayedEpisode:
+    """One episode that the check played, with the times it took."""
 
     player: str
     trajectory: Trajectory
     observations: list[int] = field(default_factory=list)
-    """Characters of each observation."""
+    """Number of characters of each observation."""
     reset_seconds: float = 0.0
     step_seconds: list[float] = field(default_factory=list)
 
@@ -50,18 +48,18 @@ class Played:
 
 @dataclass(slots=True)
 class CheckReport:
-    played: list[Played] = field(default_factory=list)
+    played: list[PlayedEpisode] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Why the environment is refused, each with its fix."""
     notes: list[str] = field(default_factory=list)
 
-    def of(self, player: str) -> list[Played]:
+    def of(self, player: str) -> list[PlayedEpisode]:
         return [episode for episode in self.played if episode.player == player]
 
 
 @dataclass(slots=True)
 class EnvironmentCheck:
-    """What to play, and for how long."""
+    """Plays episodes in an environment and collects what is wrong with it."""
 
     make: MakeEnvironment
     source: TaskSource
@@ -78,8 +76,8 @@ class EnvironmentCheck:
         except RollweaveError as error:
             self.report.problems.append(str(error))
         else:
-            self._judge_ends()
-            self._judge_rewards()
+            self._assess_ends()
+            self._assess_rewards()
         return self.report
 
     async def _play_all(self) -> None:
@@ -96,15 +94,15 @@ class EnvironmentCheck:
         await self._search(player)
 
     async def _search(self, player: str) -> None:
-        """While all rewards are equal, look a little longer for one that is not."""
+        """Play more episodes while all rewards are equal, to find out whether another reward exists."""
         until = time.perf_counter() + SEARCH_SECONDS
-        for number in range(self.episodes, self.episodes * SEARCH):
+        for number in range(self.episodes, self.episodes * SEARCH_FACTOR):
             if not self._all_equal() or not self._any_ended() or time.perf_counter() > until:
                 return
             await self._play(player, number)
 
     async def _warm_up(self) -> None:
-        """One reset nobody measures: it starts the process and imports what the environment needs."""
+        """Reset once without measuring it, because this call starts the process and its imports."""
         task = self.source.task(0)
         environment = self.make(task)
         try:
@@ -115,7 +113,7 @@ class EnvironmentCheck:
     async def _play(self, player: str, number: int) -> None:
         task = self.source.task(number)
         trajectory = Trajectory(f"{player}/{number}", number, 0, task)
-        played = Played(player, trajectory)
+        played = PlayedEpisode(player, trajectory)
         environment = self.make(task)
         try:
             await self._episode(environment, played)
@@ -124,7 +122,7 @@ class EnvironmentCheck:
         await self.scorer.score(trajectory)
         self.report.played.append(played)
 
-    async def _episode(self, environment: HasScriptedAction, played: Played) -> None:
+    async def _episode(self, environment: HasScriptedAction, played: PlayedEpisode) -> None:
         trajectory = played.trajectory
         observation, played.reset_seconds = await self._reset(environment, trajectory.task)
         trajectory.outcome = Outcome.TRUNCATED
@@ -143,7 +141,7 @@ class EnvironmentCheck:
                 trajectory.info["ended"] = True
                 return
 
-    async def _action(self, environment: HasScriptedAction, played: Played, seen: Observation, turn: int) -> str:
+    async def _action(self, environment: HasScriptedAction, played: PlayedEpisode, seen: Observation, turn: int) -> str:
         if played.player == "scripted":
             return await environment.scripted_action(derive(self.seed, played.trajectory.id, turn))
         return arbitrary_action(generator(self.seed, played.trajectory.id, turn), seen)
@@ -152,7 +150,7 @@ class EnvironmentCheck:
         return await self._in_time(environment.reset(task.seed, task.data), f"{task.environment}.reset({task.seed})")
 
     async def _in_time(self, call: Awaitable[T], what: str) -> tuple[T, float]:
-        """What the call gives, and the seconds it took."""
+        """Await the call within the deadline, and return its value and the seconds it took."""
         started = time.perf_counter()
         try:
             value = await asyncio.wait_for(call, self.deadline)
@@ -167,7 +165,7 @@ class EnvironmentCheck:
     def _any_ended(self) -> bool:
         return any(episode.trajectory.info.get("ended") for episode in self.report.played)
 
-    def _judge_ends(self) -> None:
+    def _assess_ends(self) -> None:
         played = self.report.played
         endless = [episode for episode in played if not episode.trajectory.info.get("ended")]
         if len(endless) == len(played):
@@ -181,7 +179,7 @@ class EnvironmentCheck:
                 "training cuts them at rollout.max_turns"
             )
 
-    def _judge_rewards(self) -> None:
+    def _assess_rewards(self) -> None:
         played = self.report.played
         if self._all_equal():
             self.report.problems.append(
@@ -196,14 +194,14 @@ class EnvironmentCheck:
 
 
 def text_of(observation: Observation) -> str:
-    """An observation as the text in it."""
+    """The text of an observation."""
     if isinstance(observation, str):
         return observation
     return "\n".join(message["content"] for message in observation)
 
 
 def arbitrary_action(rng: random.Random, seen: Observation) -> str:
-    """Something a policy might say: a letter, a digit, a word it has just read, nothing, or garbage."""
+    """Draw an answer as a policy might give it: a letter, a digit, a word of the observation, nothing, or garbage."""
     words = text_of(seen).split() or ["?"]
     choices = [
         chr(rng.randrange(ord("A"), ord("Z") + 1)),
@@ -216,6 +214,7 @@ def arbitrary_action(rng: random.Random, seen: Observation) -> str:
 
 
 def summarise(report: CheckReport) -> dict[str, Any]:
+    """The figures of a check, for each player."""
     players = {player: report.of(player) for player in ("random", "scripted")}
     return {
         "refused": bool(report.problems),
@@ -223,7 +222,7 @@ def summarise(report: CheckReport) -> dict[str, Any]:
     }
 
 
-def _figures(episodes: list[Played]) -> dict[str, Any]:
+def _figures(episodes: list[PlayedEpisode]) -> dict[str, Any]:
     rewards = [episode.reward for episode in episodes]
     return {
         "episodes": len(episodes),
@@ -237,7 +236,7 @@ def _figures(episodes: list[Played]) -> dict[str, Any]:
     }
 
 
-def _outcomes(episodes: list[Played]) -> Counter[str]:
+def _outcomes(episodes: list[PlayedEpisode]) -> Counter[str]:
     return Counter(str(e.trajectory.outcome) if e.trajectory.info.get("ended") else "cut short" for e in episodes)
 
 
@@ -246,7 +245,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def in_words(figure: Any) -> str:
-    """A figure of the summary in a table's cell."""
+    """Write a figure of the summary for a cell of a table."""
     match figure:
         case {"least": least, "mean": mean, "most": most}:
             return f"{least:.3g} to {most:.3g}, mean {mean:.3g}"

@@ -1,7 +1,7 @@
-"""The host's end of an environment process: start it, call into it, kill it.
+"""The host's side of an environment process: starts the process, calls into it, kills it.
 
-Everything happens in callbacks of the event loop: no thread, no background task. A process that ends takes
-its open calls with it; as it answers in order, the oldest open call is the one it died of.
+Everything happens in callbacks of the event loop, without threads or background tasks. When a process ends, its open
+calls fail. The process answers in order, so the oldest open call is the one that it died of.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from rollweave.errors import EnvironmentFailed, RollweaveError
 
 
 class ChildDied(Exception):
-    """The process is gone. `guilty`: it died of this very call."""
+    """The process has ended. `caused_by_call` says whether it died of this call."""
 
-    def __init__(self, how: str, guilty: bool) -> None:
+    def __init__(self, how: str, caused_by_call: bool) -> None:
         super().__init__(how)
-        self.guilty = guilty
+        self.caused_by_call = caused_by_call
 
 
 class RemoteTraceback(Exception):
-    """The traceback inside the environment process, as text; the cause of the error raised here."""
+    """The traceback from inside the environment process, as text. It is the cause of the error raised in the host."""
 
 
 class Child(asyncio.Protocol):
+    """One environment process and the connection to it."""
+
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.alive = True
         self.slots: set[int] = set()
-        """Environments that live in it."""
+        """The numbers of the environments in this process."""
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._frames = Frames()
@@ -52,7 +54,7 @@ class Child(asyncio.Protocol):
         try:
             await asyncio.get_running_loop().create_connection(lambda: child, sock=ours)
         except asyncio.CancelledError:
-            ours.close()  # the process reads the end of its socket and goes
+            ours.close()  # then the process reads the end of its socket and ends
             raise
         child._transport.write(prefixed(factory))
         return child
@@ -67,9 +69,9 @@ class Child(asyncio.Protocol):
         return slot
 
     async def call(self, slot: int, method: str, *arguments: Any) -> Any:
-        """Raises what the call raised there, or ChildDied."""
+        """Call a method of an environment there. Raises what the method raised, or `ChildDied`."""
         if not self.alive:
-            raise ChildDied("its process is gone", guilty=False)
+            raise ChildDied("its process is gone", caused_by_call=False)
         request = ChildCall(next(self._numbers), slot, method, arguments)
         answer = self._calls[request.id] = asyncio.get_running_loop().create_future()
         self._transport.write(pack_request(request))
@@ -79,8 +81,8 @@ class Child(asyncio.Protocol):
             self._calls.pop(request.id, None)
 
     def kill(self, how: str = "its process was killed") -> None:
-        """End the process at once; no open call is to blame."""
-        self._end(how, guilty=None)
+        """End the process at once. No open call counts as the cause."""
+        self._end(how, cause=None)
 
     def data_received(self, data: bytes) -> None:
         for body in self._frames.feed(data):
@@ -95,9 +97,9 @@ class Child(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.alive:
-            self._end(f"its process ended {_how(self.process)}", guilty=next(iter(self._calls), None))
+            self._end(f"its process ended {_describe_end(self.process)}", cause=next(iter(self._calls), None))
 
-    def _end(self, how: str, guilty: int | None) -> None:
+    def _end(self, how: str, cause: int | None) -> None:
         if not self.alive:
             return
         self.alive = False
@@ -107,7 +109,7 @@ class Child(asyncio.Protocol):
         self._transport.abort()
         for number, answer in self._calls.items():
             if not answer.done():
-                answer.set_exception(ChildDied(how, guilty=number == guilty))
+                answer.set_exception(ChildDied(how, caused_by_call=number == cause))
 
 
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
@@ -117,19 +119,19 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
         stdout=2,  # what user code prints must not mix with what this program prints
         pass_fds=[descriptor],
         env=_environment(),
-        start_new_session=True,  # killed as a group, with whatever it started
+        start_new_session=True,  # so that it is killed as a group, with all processes that it started
     )
 
 
 def _environment() -> dict[str, str]:
-    """What is importable here is importable there; numeric libraries keep to one thread per process."""
+    """The environment variables of the process: the same import path, and one thread for numeric libraries."""
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
 
 
-def _how(process: subprocess.Popen[bytes]) -> str:
+def _describe_end(process: subprocess.Popen[bytes]) -> str:
     try:
-        code = process.wait(timeout=1.0)  # its end of the socket closes a moment before it is gone
+        code = process.wait(timeout=1.0)  # its socket closes a moment before the process ends
     except subprocess.TimeoutExpired:
         return "its connection"
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"

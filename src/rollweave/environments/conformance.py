@@ -1,4 +1,4 @@
-"""What every environment owes its caller, as a test you can run on yours:
+"""Tests whether an environment keeps the rules that every caller relies on. You can run it on your own:
 
 from rollweave.environments.conformance import check_conformance
 
@@ -24,14 +24,14 @@ from rollweave.seeds import derive, generator
 def check_conformance(
     make: Callable[[], Any], *, seed: int = 0, data: Mapping[str, Any] | None = None, max_turns: int = 100
 ) -> None:
-    """Raises EnvironmentFailed with all that is wrong. `make` gives a fresh environment at each call."""
+    """Raise `EnvironmentFailed` with all broken rules, if any. `make` returns a new environment at each call."""
     asyncio.run(check_conformance_async(make, seed=seed, data=data, max_turns=max_turns))
 
 
 async def check_conformance_async(
     make: Callable[[], Any], *, seed: int = 0, data: Mapping[str, Any] | None = None, max_turns: int = 100
 ) -> None:
-    """The same, for callers inside an event loop."""
+    """The same check, for callers inside an event loop."""
     subject = Subject(make, seed, dict(data or {}), max_turns)
     problems = []
     for rule in RULES:
@@ -45,6 +45,8 @@ async def check_conformance_async(
 
 @dataclass(slots=True)
 class Subject:
+    """The environment under test, with the seed and the data of its episodes."""
+
     make: Callable[[], Any]
     seed: int
     data: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +60,7 @@ class Subject:
         return await environment.reset(self.seed, self.data)
 
     async def play(self, environment: HasScriptedAction) -> list[tuple[str, StepResult]]:
-        """A whole episode: what was done, and what came of it."""
+        """Play a whole episode, and return each action with its result."""
         observation = await self.reset(environment)
         episode: list[tuple[str, StepResult]] = []
         for turn in range(self.max_turns):
@@ -73,7 +75,7 @@ class Subject:
     async def _action(self, environment: HasScriptedAction, seen: Observation, seed: int) -> str:
         try:
             return await environment.scripted_action(seed)
-        except ConfigError:  # it has no script: anything goes
+        except ConfigError:  # it has no script
             return arbitrary_action(generator(seed), seen)
 
 

@@ -1,10 +1,10 @@
-"""FrozenLake as a text agent: cross the ice, do not fall into a hole.
+"""FrozenLake played in text: the player crosses the ice and must not fall into a hole.
 
-The player sees the map at the start and, every turn, what lies around it, its own tracks included; it answers
-with a letter or a word. An answer that is no move costs a turn and says so.
+The player sees the map at the start and, in every turn, the squares around it with its own tracks. It answers
+with a letter or a word. An answer that is not a move costs a turn, and the player is told so.
 
-Held-out maps are held out by content: a small map comes up again under many seeds, so which split a map belongs
-to is a digest of the map itself, and a task's seed only picks among them.
+The same small map comes up under many seeds. So the split that a map belongs to (training or held out) is a digest of
+the map itself, and a task's seed only chooses among the maps of its split.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HELD_OUT_ONE_IN = 5
 
 
 def draw_map(grid: list[str], player: Square, tracks: set[Square]) -> str:
-    """The whole lake."""
+    """Draw the whole lake as text."""
     size = range(len(grid))
     return "\n".join(
         "".join("@" if (row, column) == player else _tile(grid, (row, column), tracks) for column in size)
@@ -49,9 +49,9 @@ def draw_map(grid: list[str], player: Square, tracks: set[Square]) -> str:
 
 
 def look_around(grid: list[str], player: Square, tracks: set[Square]) -> str:
-    """What lies left, down, right and up, a sign each: `-Dr^`.
+    """Describe the squares to the left, down, right and up, with one sign each: `-Dr^`.
 
-    Every sign names its direction by itself, so a small policy need not count positions to know what it means.
+    Every sign shows its own direction, so a small policy need not count positions to know what it means.
     """
     return "".join(_sign(letter, grid, _next_to(player, letter), tracks) for letter in MOVES)
 
@@ -63,7 +63,7 @@ def parse(answer: str) -> str | None:
 
 
 class FrozenLake:
-    """Same seed, same map, same slips: an episode is a function of its seed and its actions."""
+    """One lake. An episode is a function of its seed and its actions: the same seed gives the same map and slips."""
 
     deterministic = True
 
@@ -86,7 +86,7 @@ class FrozenLake:
 
         fixed = MAPS[f"{self.size}x{self.size}"]
         self.grid = fixed if self.map == "fixed" else random_map(self.size, seed, data.get("split"))
-        # An episode's own state is its position and its generator, both made by reset; the tables are shared.
+        # Episodes share the tables; their own state is the position and the generator, which `reset` makes.
         self.env = copy.copy(_lake(tuple(self.grid), self.slippery))
         self.env.reset(seed=seed)
         self.tracks: set[Square] = {self._place()}
@@ -108,10 +108,10 @@ class FrozenLake:
         return StepResult(ending, float(reward), done=True)
 
     async def close(self) -> None:
-        pass  # never rendered, so gymnasium holds nothing
+        pass  # gymnasium only holds something after rendering
 
     def scripted_action(self, rng: random.Random) -> str:
-        """Any move that does not run into the edge."""
+        """Choose a move that stays inside the lake."""
         return rng.choice([letter for letter in MOVES if _inside(self.grid, _next_to(self._place(), letter))])
 
     def _place(self) -> Square:
@@ -127,13 +127,13 @@ class FrozenLake:
 def _lake(grid: tuple[str, ...], slippery: bool) -> Any:
     from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
-    # The bare class, not gymnasium.make: the turn limit is the rollout's business.
+    # The class itself and not `gymnasium.make`, which would add a turn limit: the rollout has its own.
     return FrozenLakeEnv(desc=list(grid), is_slippery=slippery)
 
 
 @lru_cache(maxsize=1024)  # the members of a group share their map
 def random_map(size: int, seed: int, split: str | None = None) -> list[str]:
-    """A solvable map; with a split (`train` or `heldout`), one that belongs to it."""
+    """Make a solvable map; if a split is given (`train` or `heldout`), one of that split."""
     from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
     attempt = 0

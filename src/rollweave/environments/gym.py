@@ -1,4 +1,4 @@
-"""A `gymnasium.Env` with text or a few discrete actions, played in words."""
+"""Lets a policy play a `gymnasium.Env` in text, if its actions are text or discrete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from rollweave.errors import ConfigError
 
 
 class GymText:
-    """Answers are read as an action's number or label; an answer that is neither costs a turn and moves nothing."""
+    """A `gymnasium.Env` whose actions are given by number or label.
+
+    An answer that is neither costs a turn and changes nothing.
+    """
 
     def __init__(self, env: Any) -> None:
         from gymnasium import spaces
@@ -28,7 +31,7 @@ class GymText:
         self._shown = ""
 
     def reset(self, seed: int) -> str:
-        observation, _ = self.env.reset(seed=seed)  # no options: what a task's data means, it cannot know
+        observation, _ = self.env.reset(seed=seed)  # without options: the environment does not know a task's data
         return self._show(observation)
 
     def step(self, action: str) -> StepResult:
@@ -70,7 +73,7 @@ class GymText:
 
 
 def _labels(env: Any) -> list[str]:
-    """What the actions are called, if the environment says so: `action_labels`, or Atari's meanings."""
+    """The names of the actions, if the environment has any: `action_labels`, or Atari's meanings."""
     inner = env.unwrapped
     names = getattr(inner, "action_labels", None)
     if names is None and callable(getattr(inner, "get_action_meanings", None)):

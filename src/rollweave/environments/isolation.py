@@ -1,11 +1,11 @@
-"""Process isolation: environments live k to a process, and a process that hangs or dies takes nobody along.
+"""Process isolation: several environments share a process that can be killed when one of them hangs.
 
-A caller gives up on a call by cancelling it (its deadline). Then the whole process is killed, because nothing
-less ends a call stuck in user code. Its siblings did nothing wrong: at their next call, or in the call they
-were waiting in, they are rebuilt in another process by replaying their seed and actions, if their class
-declares itself `deterministic`. The others fail, are counted, and their episodes are tried again.
+A caller gives up on a call by cancelling it, for example at its deadline. Then the whole process is killed, because
+only that ends a call stuck in user code. The other environments of the process are rebuilt in another process, in
+the call they were waiting in or at their next one: their seed and actions are replayed, if their class declares itself
+`deterministic`. Without that declaration they fail, are counted, and their episodes are tried again.
 
-Cooperative isolation (`async`) needs no code: `EnvironmentFactory` makes environments in the host's own loop.
+The other kind of isolation, `async`, needs no code: `EnvironmentFactory` makes environments in the host's own loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollweave.tasks import Task
 
 
 class EnvironmentPool:
-    """Makes environments in processes of their own; used like an `EnvironmentFactory`."""
+    """Makes environments in processes of their own. It is called like an `EnvironmentFactory`."""
 
     def __init__(self, factory: MakeEnvironment, per_process: int) -> None:
         self._factory = factory
@@ -30,11 +30,11 @@ class EnvironmentPool:
         self._starting = asyncio.Lock()
         self._closed = False
         self.killed = 0
-        """Processes killed because a call was given up."""
+        """Number of processes killed because a caller gave up on a call."""
         self.rebuilt = 0
-        """Episodes replayed in another process after theirs was gone."""
+        """Number of episodes replayed in another process after theirs had ended."""
         self.lost = 0
-        """Episodes that could not be: their class does not declare itself deterministic."""
+        """Number of episodes lost with their process because their class does not declare itself deterministic."""
 
     def __call__(self, task: Task) -> IsolatedEnvironment:
         return IsolatedEnvironment(self, task)
@@ -42,7 +42,7 @@ class EnvironmentPool:
     async def child_with_room(self) -> Child:
         if self._per_process == 1:
             return self._running_child() or await self._start_child()
-        async with self._starting:  # so that those who come at once share the process they start
+        async with self._starting:  # so that environments that arrive together share the process they start
             return self._running_child() or await self._start_child()
 
     def _running_child(self) -> Child | None:
@@ -61,17 +61,17 @@ class EnvironmentPool:
         return child
 
     async def close(self) -> None:
-        """End every process. Episodes that still run fail at once."""
+        """End all processes. Episodes that still run fail at once."""
         self._closed = True
         for child in self.children:
             child.kill()
 
 
 class IsolatedEnvironment:
-    """An environment elsewhere. Remembers its episode, to live it again if its process goes."""
+    """An environment in another process. It remembers its episode, to replay it if the process ends."""
 
     interruptible = False
-    """Giving up on a call kills the process: whoever merely changed their mind waits for its end."""
+    """Giving up on a call kills the process. So a caller that only cancels its episode waits for the call's end."""
 
     def __init__(self, pool: EnvironmentPool, task: Task) -> None:
         self._pool = pool
@@ -99,18 +99,18 @@ class IsolatedEnvironment:
         try:
             await self._ask(child, "close")
         except ChildDied:
-            pass  # closed for good
+            pass  # it is closed with its process
         finally:
             child.slots.discard(self._slot)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """One call, in this process or in the next one if this one goes. Each death fails one caller, so it ends."""
+        """Call a method, in this process or, if it ends, in another. Each death fails one caller, so the loop ends."""
         while True:
             try:
                 child = await self._living_child(method)
                 value = await self._ask(child, method, *arguments)
             except ChildDied as death:
-                if death.guilty:
+                if death.caused_by_call:
                     self._forget()
                     raise EnvironmentFailed(f"{self._task.environment}.{method}: {death}") from death
             else:
@@ -169,5 +169,5 @@ class IsolatedEnvironment:
 
 
 def _seen(method: str, value: Any) -> Any:
-    """What the agent saw and earned: `info` may hold times and the like."""
+    """The part of a result that must be equal in a replay: without `info`, which may contain times."""
     return value[:-1] if method == "step" else value

@@ -1,8 +1,8 @@
-"""Environments that answer late: for benchmarks, a fast environment stands in for a slow one.
+"""Adds a latency to environments, so that benchmarks can use a fast environment in place of a slow one.
 
-The wait is added where episodes are played, around `reset` and `step`, on the clock of the run: nobody else is held
-up, process isolation or not, and on the virtual clock it costs nothing. It is part of the call, so deadlines see it.
-The warm start, which nobody measures, does not wait.
+The wait is added in the host, before `reset` and `step`, on the clock of the run. So it delays only its own episode,
+with and without process isolation, and costs nothing on the virtual clock. It is part of the call, so it counts
+towards the call's deadline. The warm start, which no benchmark measures, does not wait.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rollweave.seeds import generator
 from rollweave.tasks import Task
 
 REMEMBERED_TASKS = 4096
-"""Far more than are ever under way at once."""
+"""Far more than the number of tasks that run at once."""
 
 
 class LateEnvironments:
-    """Makes environments as `make` does, each behind its configured latency.
+    """Makes environments as `make` does, each with its configured latency.
 
-    The members of a group draw from one stream, which the task's seed fixes, each call the next number: the waits of
-    different members are independent, and a task's waits add up alike in every run.
+    The members of a group draw their waits from one stream, which the task's seed determines. So the waits of
+    different members are independent, and the waits of a task have the same sum in every run.
     """
 
     def __init__(self, make: MakeEnvironment, latencies: Mapping[str, LatencyConfig], clock: Clock) -> None:
@@ -50,6 +50,8 @@ class LateEnvironments:
 
 
 class LateEnvironment:
+    """An environment whose `reset` and `step` begin with a wait."""
+
     def __init__(self, inner: HasScriptedAction, latency: LatencyConfig, clock: Clock, stream: Random) -> None:
         self._inner = inner
         self.interruptible = getattr(inner, "interruptible", True)
@@ -76,5 +78,5 @@ class LateEnvironment:
 
 
 def latencies(config: EnvironmentConfig) -> dict[str, LatencyConfig]:
-    """The latency of each environment of a job that has one, by the name its tasks carry."""
+    """The latencies of a job's environments, by the environment name in their tasks."""
     return {name: member.latency for name, member in members(config).items() if member.latency is not None}

@@ -1,4 +1,4 @@
-"""Single-turn prompts: the row's prompt is the observation, one answer ends it, a reward function scores it."""
+"""Single-turn prompts: the row's prompt is the observation, one answer ends the episode, a reward scores it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollweave.environments.protocol import Observation, StepResult
 
 
 class Prompts:
-    """The environment's own reward is 0; rewards read the row from `trajectory.task.data`."""
+    """Shows the prompt of the task's row. Its own reward is 0; reward functions read `trajectory.task.data`."""
 
     deterministic = True
 
@@ -24,4 +24,4 @@ class Prompts:
         return StepResult("", done=True)
 
     async def close(self) -> None:
-        pass  # holds nothing
+        pass  # there is nothing to close

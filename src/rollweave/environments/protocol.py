@@ -1,6 +1,6 @@
-"""What an environment is.
+"""Defines what an environment is.
 
-The smallest useful one is a class with `reset` and `step`; both may be plain or `async`:
+The smallest useful environment is a class with `reset` and `step`; both may be plain or `async`:
 
     class Guess:
         def reset(self, seed): self.number = seed % 10; return "Guess a digit."
@@ -8,9 +8,10 @@ The smallest useful one is a class with `reset` and `step`; both may be plain or
 
 `reset` returns an observation (a string, or chat messages); `step` returns a `StepResult`, a tuple
 `(observation, reward, done)` or gymnasium's five-tuple. `adapt` turns all of these into `Environment`.
-Raising is always allowed: it is an infrastructure failure, retried with a fresh environment, never a reward.
+An environment may always raise: that counts as an infrastructure failure, is retried with a new environment, and never
+becomes a reward.
 
-A class may say two more things about itself:
+A class may declare two more things:
 
     deterministic = True                        # same seed and actions, same observations: a lost episode is replayed
     def scripted_action(self, rng): ...         # a random legal action: for the warm start and `rollweave env check`
@@ -33,20 +34,22 @@ Observation = str | list[Message]
 
 @dataclass(slots=True)
 class StepResult:
+    """What a step returns."""
+
     observation: Observation
     reward: float = 0.0
     done: bool = False
     truncated: bool = False
-    """The environment itself cut the episode short (a time limit, not an end)."""
+    """Whether the environment stopped the episode before its end, for example at a time limit."""
     info: dict[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode at a time, driven from asyncio. `reset` may be called again after an episode ends."""
+    """Plays one episode at a time, called from asyncio. `reset` may be called again after an episode ends."""
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
-        """Start the episode this seed (and the task's data row) describes."""
+        """Start the episode that this seed (and the task's data row) describes."""
         ...
 
     async def step(self, action: str) -> StepResult: ...
@@ -56,7 +59,7 @@ class Environment(Protocol):
 
 @runtime_checkable
 class HasScriptedAction(Environment, Protocol):
-    """What `adapt` and the isolation really give: an environment that can be asked for a legal action."""
+    """An environment that can also propose a legal action; `adapt` and process isolation return this kind."""
 
     async def scripted_action(self, seed: int) -> str:
         """A random legal action in the present state, drawn with this seed."""
@@ -64,4 +67,4 @@ class HasScriptedAction(Environment, Protocol):
 
 
 MakeEnvironment = Callable[[Task], HasScriptedAction]
-"""A fresh environment for a task: `EnvironmentFactory` (in this process) or `EnvironmentPool` (in others)."""
+"""Makes a new environment for a task: `EnvironmentFactory` (in this process) or `EnvironmentPool` (in others)."""

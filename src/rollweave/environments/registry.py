@@ -1,7 +1,7 @@
-"""From the environment section of a job to environments and their tasks.
+"""Makes environments and task sources from the environment section of a job.
 
-`EnvironmentFactory` is sent to other processes: it holds configuration, not environments, and makes a fresh
-one for each task by the task's environment name.
+`EnvironmentFactory` is sent to other processes. So it holds configuration and no environments, and makes a new
+environment for each task, by the environment name in the task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHIPPED: tuple[type[FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig],
 
 
 def make(config: SingleEnvironment, base: Path) -> HasScriptedAction:
-    """A fresh environment of this configuration; `base` is the folder of the job file."""
+    """Make a new environment of this configuration; `base` is the folder of the job file."""
     match config:
         case FrozenLakeConfig():
             return adapt(
@@ -49,7 +49,7 @@ def make(config: SingleEnvironment, base: Path) -> HasScriptedAction:
 
 
 def build(target: Any, arguments: Mapping[str, Any], name: str) -> HasScriptedAction:
-    """Call a class (or a function that returns an environment) and adapt what it gives."""
+    """Call a class (or a function that returns an environment) and adapt the result."""
     if not callable(target):
         raise ConfigError(f"{name} is a {type(target).__name__}: name a class, or a function that makes an environment")
     try:
@@ -62,7 +62,7 @@ def build(target: Any, arguments: Mapping[str, Any], name: str) -> HasScriptedAc
 
 
 def members(config: EnvironmentConfig) -> dict[str, SingleEnvironment]:
-    """The environments of a job by the name their tasks carry."""
+    """The environments of a job, by the environment name in their tasks."""
     if not isinstance(config, MixtureConfig):
         return {config.type: config}
     named: dict[str, SingleEnvironment] = {}
@@ -75,7 +75,7 @@ def members(config: EnvironmentConfig) -> dict[str, SingleEnvironment]:
 
 
 def source(config: EnvironmentConfig, seed: int, base: Path) -> TaskSource:
-    """Where the job's tasks come from, in an order fixed by the seed."""
+    """Make the source of the job's tasks. The seed determines their order."""
     sources = [_single_source(name, member, seed, base) for name, member in members(config).items()]
     if not isinstance(config, MixtureConfig):
         return sources[0]
@@ -103,7 +103,7 @@ def _prompt_rows(path: Path, column: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class EnvironmentFactory:
-    """Makes the environment a task names. Picklable, so that it can be sent to where environments run."""
+    """Makes the environment that a task names. It is picklable, so that it can be sent to the hosts."""
 
     makers: Mapping[str, Callable[[], HasScriptedAction]]
 
@@ -130,7 +130,7 @@ class ConfiguredMaker:
 
 @dataclass(frozen=True)
 class ObjectMaker:
-    """Makes an environment of a class or function given in Python instead of named in a file."""
+    """Makes an environment of a class or function that is given in Python and not named in a file."""
 
     target: Callable[..., Any]
 

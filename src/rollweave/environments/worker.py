@@ -1,12 +1,11 @@
-"""The child of process isolation: holds a few environments and answers calls to them over a socket.
+"""The program of an environment process: it holds a few environments and answers calls to them over a socket.
 
 Calls are answered in the order they came, except that `async` environments let each other run while they
-wait. The process ends when its host goes away, or when the host kills it because a call hung.
+wait. The process ends when its host ends, or when the host kills it because a call hung.
 
-What a host and an environment process say to each other: frames of a four-byte length and a body.
-
-Requests are pickled: they hold a task's data, which may be anything. Replies are JSON: what comes back from a
-user's class is text and numbers, and objects of its own making (in `info`) need not exist in the host.
+Messages are frames of a four-byte length and a body. Requests are pickled, because a task's data may contain any
+object. Replies are JSON, because a user's class returns text and numbers, and the classes of other objects (in `info`)
+need not exist in the host.
 """
 
 from __future__ import annotations
@@ -33,9 +32,11 @@ _LENGTH = struct.Struct("!I")
 
 @dataclass(slots=True)
 class ChildCall:
+    """A request to call a method of one environment."""
+
     id: int
     slot: int
-    """Which of the process's environments."""
+    """The number of the environment in the process."""
     method: str
     arguments: tuple[Any, ...] = ()
 
@@ -69,7 +70,9 @@ class Frames:
             yield body
 
 
-class Worker:
+class ChildProgram:
+    """Makes environments and answers calls to them."""
+
     def __init__(self, make: MakeEnvironment, writer: asyncio.StreamWriter) -> None:
         self.make = make
         self.writer = writer
@@ -96,21 +99,21 @@ class Worker:
 
 
 async def serve(connection: socket.socket) -> None:
-    """Read the factory, then answer requests until the host hangs up."""
+    """Read the factory, then answer requests until the host closes the connection."""
     reader, writer = await asyncio.open_connection(sock=connection)
-    frames, worker = Frames(), None
+    frames, program = Frames(), None
     async with asyncio.TaskGroup() as calls:
         while data := await reader.read(1 << 16):
             for body in frames.feed(data):
-                if worker is None:
-                    worker = Worker(pickle.loads(body), writer)
+                if program is None:
+                    program = ChildProgram(pickle.loads(body), writer)
                 else:
-                    calls.create_task(worker.answer(pickle.loads(body)))
-        os._exit(0)  # nobody waits for what is still running
+                    calls.create_task(program.answer(pickle.loads(body)))
+        os._exit(0)  # without waiting for calls that still run: their host is gone
 
 
 def die_with_host() -> None:
-    """A child stuck in user code would not notice that its host is gone: let the kernel tell it (Linux only)."""
+    """Ask the kernel to kill this process when its host ends, because user code may be stuck (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 

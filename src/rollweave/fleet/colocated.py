@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
-from rollweave.engines.protocol import Engine
+from rollweave.fleet.fleet import Fleet
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
@@ -16,16 +14,13 @@ from rollweave.weights.buckets import Fingerprint
 class TakingTurns:
     """A trainer during whose steps the engines stand still."""
 
-    def __init__(self, trainer: Trainer, engines: Sequence[Engine]) -> None:
+    def __init__(self, trainer: Trainer, fleet: Fleet) -> None:
         self._trainer = trainer
-        self._engines = list(engines)
+        self._fleet = fleet
 
     async def train_step(self, batch: Batch) -> Metrics:
-        await asyncio.gather(*(engine.suspend() for engine in self._engines))
-        try:
+        async with self._fleet.standing():
             return await self._trainer.train_step(batch)
-        finally:
-            await asyncio.gather(*(engine.resume() for engine in self._engines))
 
     async def publish(self, version: int) -> Fingerprint:
         return await self._trainer.publish(version)
@@ -35,6 +30,3 @@ class TakingTurns:
 
     async def load(self, folder: Path) -> None:
         await self._trainer.load(folder)
-
-    async def close(self) -> None:
-        await self._trainer.close()

@@ -14,11 +14,12 @@ version travels: the baseline that the background transfer is compared with.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 from rollweave.clock import Clock, Wait
-from rollweave.engines.protocol import Engine, EngineStats
+from rollweave.engines.protocol import EngineStats
+from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.observability.events import Emitter
 from rollweave.training.protocol import Trainer
 from rollweave.weights.buckets import Fingerprint, WeightMismatch
@@ -30,15 +31,14 @@ class WeightSync:
     def __init__(
         self,
         trainer: Trainer,
-        engines: Sequence[Engine],
+        fleet: Fleet,
         clock: Clock,
         recorder: Emitter,
         timeout: float,
         transfer: Transfer = "background",
     ) -> None:
         self._trainer = trainer
-        self._engines = list(engines)
-        self._numbers = range(len(self._engines))
+        self._fleet = fleet
         self._clock = clock
         self._recorder = recorder
         self._timeout = timeout
@@ -70,11 +70,10 @@ class WeightSync:
             f"the engines to have the version before {version}",
         )
         if self._transfer == "blocking":
-            await asyncio.gather(*(self._suspend(number) for number in self._numbers))
-            stood = self._clock.now()
-            await self._push(version)
-            await self.stage(version)
-            await asyncio.gather(*(engine.resume() for engine in self._engines))
+            async with self._fleet.standing():
+                stood = self._clock.now()
+                await self._push(version)
+                await self.stage(version)
             self.sync_exposed_seconds += self._clock.now() - stood
         else:
             await self._push(version)
@@ -93,7 +92,7 @@ class WeightSync:
         if version in (self.version, self._staged):
             return
         started = self._clock.now()
-        echoed = await asyncio.gather(*(self._prepare(number, version) for number in self._numbers))
+        echoed = await asyncio.gather(*(self._prepare(entry, version) for entry in self._fleet.serving()))
         seconds = self._clock.now() - started
         self._staged = version
         self.sync_seconds += seconds
@@ -107,7 +106,7 @@ class WeightSync:
             return
         await self.stage(version)
         started = self._clock.now()
-        stood = await asyncio.gather(*(self._swap(number, version) for number in self._numbers))
+        stood = await asyncio.gather(*(self._swap(entry, version) for entry in self._fleet.serving()))
         seconds = self._clock.now() - started
         self.version = version
         self.sync_seconds += seconds
@@ -133,37 +132,37 @@ class WeightSync:
             seconds=seconds,
         )
 
-    async def _prepare(self, number: int, version: int) -> Fingerprint:
-        with self._wait(f"engine {number} to prepare version {version}"):
-            echoed = await self._engines[number].prepare(version)
+    async def _prepare(self, entry: EngineEntry, version: int) -> Fingerprint:
+        with self._wait(f"{entry.id} to prepare version {version}"):
+            echoed = await entry.engine.prepare(version)
         if self._pushed is not None and (difference := self._pushed.differs(echoed)):
             raise WeightMismatch(
-                f"engine {number} staged other weights than the trainer published as version {version} ({difference}): "
+                f"{entry.id} staged other weights than the trainer published as version {version} ({difference}): "
                 "what passed between them is corrupt, and the run stops before it trains on it"
             )
         return echoed
 
-    async def _swap(self, number: int, version: int) -> float:
+    async def _swap(self, entry: EngineEntry, version: int) -> float:
         """Between two steps of one engine, whatever the others do; returns how long it stood still."""
-        engine = self._engines[number]
-        await self._suspend(number)
+        engine = entry.engine
+        await self._suspend(entry)
         stood = self._clock.now()
-        with self._wait(f"engine {number} to commit version {version}"):
+        with self._wait(f"{entry.id} to commit version {version}"):
             await engine.commit(version)
-            self._check(number, version, await engine.stats())  # at once while it stands still
+            self._check(entry, version, await engine.stats())  # at once while it stands still
             await engine.resume()
         return self._clock.now() - stood
 
-    def _check(self, number: int, version: int, held: EngineStats) -> None:
+    def _check(self, entry: EngineEntry, version: int, held: EngineStats) -> None:
         if (held.version, held.checksum) != (version, self.checksum):
             raise WeightMismatch(
-                f"engine {number} holds version {held.version} ({held.checksum}) where version {version} "
+                f"{entry.id} holds version {held.version} ({held.checksum}) where version {version} "
                 f"({self.checksum}) was committed: the run stops before it trains on answers of unknown weights"
             )
 
-    async def _suspend(self, number: int) -> None:
-        with self._wait(f"engine {number} to end its step and stand still"):
-            await self._engines[number].suspend()
+    async def _suspend(self, entry: EngineEntry) -> None:
+        with self._wait(f"{entry.id} to end its step and stand still"):
+            await entry.engine.suspend()
 
     async def _until(self, true: Callable[[], bool], what: str) -> None:
         """No deadline of its own: whoever is waited for has some."""

@@ -5,7 +5,7 @@ request waits here until its turn has come, and whoever hands a permit back make
 
 `rr`     members of a group take turns in a fixed cyclic order, the same on all nodes. A member carries a round number,
          and the smallest (round, rank) among a node's members is next, whether it is ready or not. That is what the
-         planned period max(T_cycle, T_load) rests on.
+         planned period max(T_cycle, T_load) rests on. A group that comes from `fifo` starts its rounds anew.
 `fifo`   whoever asked first is next.
 tails    a rollout of which little is left may keep some of its nodes and hand back the others (`narrow`). For those its
          turn is over, and the next may begin on them. If that is a gang, it gets the rest when the tail has ended.
@@ -20,7 +20,7 @@ grant ever made; whoever shows an old one is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -60,6 +60,11 @@ class Tenant:
 
     def label(self, pool: SharedPool) -> tuple[int, int]:
         return self.round[pool], self.seat.rank
+
+    def enter_lap(self, lap: int) -> None:
+        """Count from this lap on. A member between its two phases has had the rollout of the lap already."""
+        had_rollout = self.round["rollout"] - self.round["train"]
+        self.round = {"rollout": lap + had_rollout, "train": lap}
 
 
 @dataclass(slots=True)
@@ -123,17 +128,34 @@ class PermitTable:
 
     def join(self, job: str, seat: Seat) -> None:
         """Enter the cycle in the round that the others are in: nobody waits for the newcomer, nor it for long."""
-        beside = [member for member in self.members.values() if seat.touches(member.seat)]
-        now = max((max(member.round.values()) for member in beside), default=0)
-        self.members[job] = Tenant(job, seat, {"rollout": now, "train": now})
+        self.members[job] = Tenant(job, seat, {"rollout": 0, "train": 0})
+        self.members[job].enter_lap(self._present_lap(job))
 
     def reseat(self, seats: Mapping[str, Seat]) -> None:
-        """The scheduler moved somebody or found a better order: it holds from the next turn on."""
+        """The scheduler moved somebody or found a better order: it holds from the next turn on.
+
+        Rounds counted under first come, first served, or in another group, say nothing about whose turn it is: a group
+        that comes to round robin starts its laps anew, and a member that moves enters the present lap of its new group.
+        """
+        before = {job: self.members[job].seat for job in seats if job in self.members}
         for job, seat in seats.items():
             if job in self.members:
                 self.members[job].seat = seat
             if job in self.requests and not self.requests[job].visit:
                 self.requests[job].nodes = seat.nodes[self.requests[job].pool]
+        # All members of a group train on the same nodes, and these never change.
+        moved = [job for job, seat in before.items() if seat.nodes["train"] != seats[job].nodes["train"]]
+        for job, seat in before.items():
+            if job not in moved and (seat.discipline, seats[job].discipline) == ("fifo", "rr"):
+                self.members[job].enter_lap(0)
+        for number, job in enumerate(moved):
+            self.members[job].enter_lap(self._present_lap(job, ignored=moved[number:]))
+
+    def _present_lap(self, job: str, ignored: Sequence[str] = ()) -> int:
+        """The latest lap that a member beside this job is in; those who have no lap there yet are ignored."""
+        seat, others = self.members[job].seat, self.members.keys() - {job, *ignored}
+        beside = [self.members[other] for other in others if seat.touches(self.members[other].seat)]
+        return max((member.round["rollout"] for member in beside), default=0)
 
     def leave(self, job: str) -> None:
         """It ended, crashed or was cancelled: its nodes are free, its place in line is gone."""

@@ -1,1 +1,1 @@
-"""Events, metrics, the terminal view and the report. Written to by all, reads nothing back."""
+"""Events, metrics, the terminal view and the report. Every package writes to it; no decision reads from it."""

@@ -1,21 +1,21 @@
-"""Duration bias: are the episodes that are trained as long as those that were started?
+"""Duration bias: measures whether the trained episodes are as long as the started ones.
 
-A rule that gives up on slow episodes trains on fast ones, and nothing else in the metrics shows it. Naively comparing
-means does not either: whatever is still running is missing from the trained ones, and it is the long ones that still
-run. So both means are estimated from all members of all groups, unfinished ones included, as in the study of survival
-times (Kaplan and Meier): an episode that is still running, or that was cut short, counts as *at least this long*.
+A rule that gives up on slow episodes trains on fast ones, and no other metric shows it. Comparing plain means does not
+show it either: episodes that still run are missing among the trained ones, and those are the long ones. So both means
+are estimated from all members of all groups, also unfinished ones, as in the study of survival times (Kaplan and
+Meier): an episode that still runs, or that was stopped, counts as *at least this long*.
 
-    started   every member: its episode, the longest if it was played several times
-    kept      members that were trained or still may be: the episode that is or would be trained; with a filter, each
-              that is not decided yet counts by the share that passes it
+    started   every member, with its longest episode if it was played several times
+    kept      members that were trained or may still be trained, with the episode that is or would be trained; under a
+              filter, a member that is not decided yet counts by the share that passes the filter
 
     bias = mean(kept) / mean(started) - 1
 
-Where nothing is cut short these are the same episodes and the bias is exactly 0. It is negative where slow members are
-dropped, and where they are played again until they happen to be fast; a member that is played again and takes as long
-as the first time is no bias. An infrastructure failure is no length: the attempt after it counts. Durations beyond the
-longest that ended by itself are not guessed: the means stop there, so a policy that never lets a long episode finish is
-reported with less than its true bias, never with more.
+If no episode is stopped, both are the same episodes and the bias is exactly 0. It is negative if slow members are
+dropped, or are played again until they happen to be fast; a member that takes as long in its second attempt adds no
+bias. After an infrastructure failure the next attempt counts. Durations beyond the longest episode that ended by itself
+are not guessed: the means stop there. So a rule that never lets a long episode finish is reported with less than its
+true bias, never with more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 WINDOW = 2048
-"""Members looked at, the latest started: episodes change in length as a policy learns."""
+"""The number of members that count, the last started ones, because episode lengths change as a policy learns."""
 
 Lifetime = tuple[float, bool]
 """A size, and whether it is final (the episode ended by itself) or only a lower limit."""
@@ -41,10 +41,15 @@ class _Attempt:
     trained: bool = False
     filtered: bool = False
     thrown_away: bool = False
-    """For its age or as surplus, which is where a bias comes from."""
+    """Whether it was discarded because of its age or as surplus, which causes a bias."""
 
     def seconds(self, now: float) -> Lifetime:
         return (now if self.ended is None else self.ended) - self.began, self.natural
+
+    def sampled(self) -> Lifetime:
+        """The number of its tokens, which is known only after the attempt was reported."""
+        assert self.tokens is not None
+        return float(self.tokens), self.natural
 
 
 @dataclass(slots=True)
@@ -56,24 +61,26 @@ class _Member:
         return next(reversed(self.attempts.values()))
 
     @property
-    def lengths(self) -> list[_Attempt]:
-        """The attempts that say something about how long it takes."""
-        return [one for one in self.attempts.values() if not one.failed] or list(self.attempts.values())
+    def reported(self) -> list[_Attempt]:
+        """The attempts whose number of tokens is known, because the host has reported them."""
+        return [one for one in self.attempts.values() if one.tokens is not None]
 
 
 class DurationBias:
+    """Follows all attempts and computes the bias. It is fed by the accounting of events."""
+
     def __init__(self, window: int = WINDOW) -> None:
         self._window = window
         self._members: OrderedDict[str, _Member] = OrderedDict()
 
     def begin(self, attempt: str, time: float) -> None:
-        """`attempt`: `<group>.<member>.<attempt>`."""
+        """An attempt starts; its id is `<group>.<member>.<attempt>`."""
         self._members.setdefault(_member(attempt), _Member()).attempts[attempt] = _Attempt(time)
         if len(self._members) > self._window:
             self._members.popitem(last=False)
 
     def end(self, attempt: str, time: float, tokens: int, natural: bool, failed: bool = False) -> None:
-        """The episode is over: it ended by itself (`natural`), by a failure, or because we stopped it."""
+        """The episode is over. It ended by itself (`natural`), by a failure (`failed`), or was stopped."""
         if one := self._find(attempt):
             one.ended, one.tokens, one.natural, one.failed = time, tokens, natural, failed
 
@@ -82,24 +89,24 @@ class DurationBias:
             one.trained = True
 
     def throw_away(self, attempt: str, filtered: bool = False) -> None:
-        """It will not be trained. Its member still may, if it is played again."""
+        """The attempt will not be trained. Its member may still be trained, if it is played again."""
         if one := self._find(attempt):
             one.filtered = filtered
             one.thrown_away = not one.failed and not filtered
 
     def sample(self, now: float) -> dict[str, float]:
-        """`bias/duration` and `bias/tokens`, as shares: -0.2 is a fifth too short. Nothing until an episode ended."""
+        """`bias/duration` and `bias/tokens` as shares: -0.2 is a fifth too short. Empty until an episode has ended."""
         seconds, tokens = _Means(), _Means()
         passing = self._passing()
         for member in self._members.values():
             latest = member.latest
             chance = 0.0 if latest.thrown_away or latest.filtered else 1.0 if latest.trained else passing
-            known = [one.seconds(now) for one in member.lengths]
+            known = [one.seconds(now) for one in _lengths(list(member.attempts.values()))]
             seconds.add(known, latest.seconds(now), chance)
-            # How much a running episode has sampled so far only its host knows.
             if latest.tokens is not None:
-                counts = [(float(one.tokens), one.natural) for one in member.lengths if one.tokens is not None]
-                tokens.add(counts, (float(latest.tokens), latest.natural), chance)
+                # An earlier attempt may be reported later: a requeue starts the next one when it cancels the last.
+                counts = [one.sampled() for one in _lengths(member.reported)]
+                tokens.add(counts, latest.sampled(), chance)
         found = {"bias/duration": seconds.bias(), "bias/tokens": tokens.bias()}
         return {key: value for key, value in found.items() if value is not None}
 
@@ -114,6 +121,11 @@ class DurationBias:
         return member.attempts.get(attempt) if member else None
 
 
+def _lengths(attempts: list[_Attempt]) -> list[_Attempt]:
+    """The attempts that show how long the member takes: failed ones count only if there are no others."""
+    return [one for one in attempts if not one.failed] or attempts
+
+
 def _member(attempt: str) -> str:
     return attempt.rpartition(".")[0]
 
@@ -123,7 +135,7 @@ class _Means:
     started: list[Lifetime] = field(default_factory=list)
     kept: list[Lifetime] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
-    """How much of each kept one counts."""
+    """The weight of each kept member."""
 
     def add(self, lengths: list[Lifetime], latest: Lifetime, chance: float) -> None:
         self.started.append(max(lengths))
@@ -141,7 +153,7 @@ class _Means:
 
 
 def survival_mean(observations: Sequence[Lifetime], horizon: float, weights: Sequence[float] | None = None) -> float:
-    """Mean of min(size, horizon), lower limits taken as such: the area under the Kaplan-Meier curve."""
+    """The mean of min(size, horizon), where some sizes are lower limits: the area under the Kaplan-Meier curve."""
     together = zip(observations, weights or [1.0] * len(observations), strict=True)
     line = sorted(together, key=lambda one: (one[0][0], not one[0][1]))
     at_risk = sum(weight for _, weight in line)

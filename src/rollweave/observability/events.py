@@ -1,9 +1,10 @@
-"""Every decision is an event with its inputs: one `emit`, any number of listeners, a clock from outside.
+"""Records events: every decision of the control plane is an event with its inputs.
 
     recorder = Recorder(clock.now, [EventFile(run / "events.jsonl")])
     recorder.emit("group.admit", group=17, task="frozen_lake/train/17", version=3)
 
-A sink is any callable that takes an Event: `EventFile` here, `some_list.append` in a test.
+The recorder stamps each event with the time of the clock it was given, and passes it to its sinks. A sink is any
+callable that takes an Event: `EventFile` in a run, `some_list.append` in a test.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ FLUSH_ON = frozenset(
         "run.end",
     }
 )
-"""Events after which everything so far must be on disk: the end of a step, and what a person looks for."""
+"""Events after which all events so far must be on disk: the end of a step, and events that a person looks for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """What happened, when, and with which inputs."""
+
     time: float
     name: str
     data: dict[str, Json] = field(default_factory=dict)
@@ -50,7 +53,7 @@ class Emitter(Protocol):
 
 
 class Recorder:
-    """Stamps events and hands them to its sinks, in the order they were emitted."""
+    """Stamps events with the time and passes them to its sinks, in the order they were emitted."""
 
     def __init__(self, now: Callable[[], float], sinks: Iterable[Sink] = ()) -> None:
         self.now = now
@@ -63,7 +66,7 @@ class Recorder:
 
 
 class MemoryRecorder(Recorder):
-    """Keeps what was emitted: for tests, and for whoever asks about a run on the virtual clock."""
+    """Keeps all events in memory, for tests and for runs on the virtual clock."""
 
     def __init__(self, now: Callable[[], float] = lambda: 0.0) -> None:
         self.events: list[Event] = []
@@ -95,5 +98,5 @@ class EventFile:
 
 
 def read_events(path: Path) -> list[Event]:
-    """What an EventFile wrote, in order."""
+    """Read the events that an `EventFile` wrote, in order."""
     return [Event(row["time"], row["name"], row["data"]) for row in read(path).rows if row.keys() >= {"name", "data"}]

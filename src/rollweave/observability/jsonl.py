@@ -1,7 +1,6 @@
-"""Files of JSON lines that survive a crash: appended to, never rewritten, read back with a torn last line left out.
+"""Files of JSON lines that survive a crash: lines are only appended, and a reader leaves out an incomplete last line.
 
-JSON knows no NaN and no infinity, and a file that only Python can read is not a record: such numbers are
-written as null.
+JSON has no NaN and no infinity, and other programs must be able to read the files. So such numbers are written as null.
 """
 
 from __future__ import annotations
@@ -18,30 +17,30 @@ from rollweave.errors import RunFolderError
 Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
 
 
-# Kept: json.dumps with options makes a new encoder per call, which is most of the cost of an event.
+# One encoder is kept: `json.dumps` with options makes a new one per call, which is most of the cost of an event.
 _ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=str)
 
 
 def encode(value: object) -> str:
-    """One line of strict JSON; what JSON has no word for becomes null (numbers) or its `str` (objects)."""
+    """Write one line of strict JSON. A number that is not finite becomes null, any other object its `str`."""
     try:
         return _ENCODER.encode(value)
-    except ValueError:  # a NaN somewhere: rare, so the careful copy is only made then
-        return _ENCODER.encode(_finite(value))
+    except ValueError:  # there is a NaN: rare, so the copy without it is made only in this case
+        return _ENCODER.encode(_replace_non_finite(value))
 
 
-def _finite(value: object) -> object:
+def _replace_non_finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return value
 
 
 class Appender:
-    """Appends lines, flushing every `flush_every` of them and whenever asked."""
+    """Appends lines to a file, and flushes after every `flush_every` lines and on request."""
 
     def __init__(self, path: Path, flush_every: int = 1) -> None:
         self.path = path
@@ -52,7 +51,7 @@ class Appender:
             self._file: TextIO = path.open("a", encoding="utf-8")
         except OSError as error:
             raise _unwritable(path, error) from error
-        if torn:  # a crash left half a line; the next one must not be glued to it
+        if torn:  # a crash left half a line, and the next line must not continue it
             self._write("\n")
 
     def append(self, value: object) -> None:
@@ -96,18 +95,18 @@ def _unwritable(path: Path, error: OSError) -> RunFolderError:
 
 @dataclass(slots=True)
 class Lines:
-    """What could be read of a file, and what a reader should be told about the rest."""
+    """The rows that could be read of a file, and notes about lines that could not."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def read(path: Path) -> Lines:
-    """All whole objects of a file. A line that is none is skipped and noted; a missing file has no lines."""
+    """Read all complete objects of a file. Any other line is skipped and noted; a missing file has no lines."""
     lines = Lines()
     if not path.is_file():
         return lines
-    # Not splitlines(): strings may hold separators such as U+2028 that it would break at.
+    # Not splitlines(), which would also split at separators inside strings, such as U+2028.
     text = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(text, start=1):
         row = _parse(line)

@@ -1,4 +1,4 @@
-"""How much memory this process holds."""
+"""Measures how much memory this process uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def resident_mb() -> float:
-    """Resident memory in MB: now where the system tells, else the peak so far."""
+    """The resident memory in MB: the present value if the system reports it, else the peak so far."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -1,29 +1,9 @@
-"""QueueMeter: the queue of complete groups between rollout and trainer, seen from its three sides.
+"""Meters that turn events into the numbers of a metrics row.
 
-    length_seen               how many groups were there when the trainer asked
-    wait_seconds              how long what it got had been lying there, complete
-    trainer_blocked_seconds   how long it had to wait for the rest
-
-A long queue and long waits: the trainer is the bottleneck and samples grow stale in line. An empty queue and a blocked
-trainer: rollout is.
-
-SlotMeter: how much of the room for episodes stood empty, and whether the staleness bound kept it so.
-
-The scheduler admits whatever the bound allows at once. A slot that is free while no episode is in line is therefore
-free because the bound refused to start another: the producer's back-pressure.
-
-TokenBooks: what became of every token the engines sampled.
-
-    generated = trained + wasted + evaluation + in flight
-
-Generated is what engines count, trained and wasted are booked on attempts by the ledger, evaluation belongs to no
-attempt. In flight is the rest: in running episodes and in complete groups that nobody has consumed yet.
-
-Some tokens reach no attempt at all: a turn that was begun again, an answer that came after its deadline, whatever was
-lost with a dead worker. They are the cause `lost`. What an engine gives to nobody it counts itself; what it cannot
-know (its own death, a dead host) shows when nothing is in flight and something is missing, and is booked then.
-
-LoopTime: what the run's loop is doing now, and how long it has done what.
+QueueMeter   the queue of complete groups between rollout and trainer
+SlotMeter    free slots, and whether the staleness bound kept them free
+TokenBooks   how every sampled token ended
+LoopTime     what the run's loop is doing now, and how much time each phase has taken
 """
 
 from __future__ import annotations
@@ -34,18 +14,28 @@ from statistics import fmean
 
 
 class QueueMeter:
+    """Measures the queue of complete groups between rollout and trainer.
+
+        length_seen               how many groups were there when the trainer asked
+        wait_seconds              how long the groups that it got had been there
+        trainer_blocked_seconds   how long the trainer waited for the rest
+
+    With a long queue and long waits the trainer is the bottleneck, and groups become stale in the queue. With an empty
+    queue and a blocked trainer, rollout is the bottleneck.
+    """
+
     def __init__(self) -> None:
         self.complete: dict[int, float] = {}
-        """Groups in the queue, by when they were complete."""
+        """The groups in the queue, with the time at which each was complete."""
         self.trainer_asked: float | None = None
-        """Since when the trainer waits, if it does."""
+        """The time since which the trainer waits, if it waits."""
         self._clear()
 
     def put(self, group: int, time: float) -> None:
         self.complete[group] = time
 
     def leave(self, group: int) -> None:
-        """It went another way: filtered, too old, surplus."""
+        """The group leaves the queue untrained: it was filtered, too old or surplus."""
         self.complete.pop(group, None)
 
     def ask(self, time: float) -> None:
@@ -61,7 +51,7 @@ class QueueMeter:
             self.trainer_asked = None
 
     def sample(self) -> dict[str, float]:
-        """Of the batches since the last sample."""
+        """The numbers of the batches since the last sample."""
         row = {"queue/trainer_blocked_seconds": self._blocked}
         if self._seen:
             row["queue/length_seen"] = fmean(self._seen)
@@ -77,7 +67,12 @@ class QueueMeter:
 
 
 class SlotMeter:
-    """Fed with what the dispatcher says whenever an episode begins or ends."""
+    """Measures how many slots were free, and whether the staleness bound kept them free.
+
+    The scheduler admits at once everything that the bound allows. So a slot that is free while no episode waits for one
+    is free because the bound does not admit another group: that is back-pressure on the rollout. The meter is fed with
+    the dispatcher's counts whenever an episode begins or ends.
+    """
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -94,7 +89,7 @@ class SlotMeter:
             self._refused_since = time
 
     def refused_for(self, now: float) -> float:
-        """How long slots have been free without a break, though nobody may begin."""
+        """For how long slots have been free without a break while the bound admits no group."""
         return 0.0 if self._refused_since is None else now - self._refused_since
 
     @property
@@ -102,7 +97,7 @@ class SlotMeter:
         return self.free > 0 and self.in_line == 0
 
     def sample(self, now: float) -> dict[str, float]:
-        """Of the time since the last sample."""
+        """The numbers of the time since the last sample."""
         self._advance(now)
         seconds, free, room, pressed = self._seconds, self._free_seconds, self._room_seconds, self._pressed_seconds
         self._clear()
@@ -129,21 +124,34 @@ TRAINED = "trained"
 FILTERED = "filtered"
 LOST = "lost"
 CAUSES = ("filtered", "surplus", "stale", "aborted", "infra-failed", "reward-failed", LOST)
-"""Where tokens end that are not trained: the ledger's ends of attempts, and what reached no attempt."""
+"""The causes for which tokens are not trained: the ledger's ends of attempts, and `lost` for tokens of no attempt."""
 
 
 class TokenBooks:
+    """Counts how every token that the engines sampled ended.
+
+        generated = trained + wasted + evaluation + in flight
+
+    The engines count the generated tokens. The ledger books trained and wasted tokens on attempts. Tokens of
+    evaluations belong to no attempt. The rest is in flight: in running episodes and in complete groups that the
+    trainer has not consumed yet.
+
+    Some tokens reach no attempt: those of a restarted turn, of an answer after its deadline, of a dead worker. Their
+    cause is `lost`. An engine counts tokens itself that it delivers to no one. Tokens lost with an engine or a host
+    show when nothing is in flight and tokens are missing, and are booked then (`settle`).
+    """
+
     def __init__(self) -> None:
         self.generated = 0
         self.evaluation = 0
         self.booked: Counter[str] = Counter()
-        """By where attempts ended, and `lost`."""
+        """Booked tokens, by the end of their attempt, or `lost`."""
         self._unbooked: dict[str, int] = {}
-        """Of finished episodes that the ledger has not ended yet."""
+        """Tokens of finished episodes whose attempts the ledger has not ended yet."""
         self._last: dict[str, int] = {}
 
     def sampled(self, tokens: int, thrown_away: int) -> None:
-        """Engines sampled these; some of them they threw away themselves."""
+        """Engines sampled these tokens, and discarded some of them themselves."""
         self.generated += tokens
         self.booked[LOST] += thrown_away
 
@@ -159,16 +167,16 @@ class TokenBooks:
         return self.generated - self.evaluation - self.booked.total()
 
     def settle(self) -> None:
-        """Nothing is being generated: what is neither booked nor in a finished episode is lost."""
+        """Book missing tokens as lost. Called when nothing is being generated."""
         missing = self.in_flight - sum(self._unbooked.values())
         if missing >= 0:
             self.booked[LOST] += missing
         else:
-            # An engine that died had sampled this since it was last asked: it was delivered, but never counted.
+            # A dead engine had sampled and delivered these tokens after its counters were read for the last time.
             self.generated -= missing
 
     def sample(self) -> dict[str, float]:
-        """Of the time since the last sample; `in_flight` as it is now, the share over the whole run."""
+        """The numbers since the last sample; `in_flight` is the present value, the share is over the whole run."""
         totals = {"generated": self.generated, "evaluation": self.evaluation}
         totals |= {f"wasted/{cause}": self.booked[cause] for cause in CAUSES}
         row: dict[str, float] = {f"tokens/{name}": total - self._last.get(name, 0) for name, total in totals.items()}
@@ -181,7 +189,7 @@ class TokenBooks:
 
 
 class LoopTime:
-    """Phases may overlap or lie within each other; time counts for the one that began last."""
+    """Measures the phases of the run's loop. Phases may overlap; time counts for the phase that began last."""
 
     def __init__(self) -> None:
         self._totals: Counter[str] = Counter()
@@ -190,7 +198,7 @@ class LoopTime:
 
     @property
     def doing(self) -> tuple[str, float] | None:
-        """The phase, and when it began."""
+        """The present phase, and the time at which it began."""
         return self._open[-1] if self._open else None
 
     def begin(self, phase: str, time: float) -> None:
@@ -202,7 +210,7 @@ class LoopTime:
         self._open = [one for one in self._open if one[0] != phase]
 
     def totals(self, now: float) -> dict[str, float]:
-        """Seconds by phase since the start."""
+        """Seconds of each phase since the start."""
         self._advance(now)
         return dict(self._totals)
 

@@ -1,6 +1,6 @@
-"""metrics.jsonl: one object a train step, `step` first, the other keys sorted, every key in the catalogue.
+"""Writes metrics.jsonl: one object per train step, `step` first, the other keys sorted, every key in the catalogue.
 
-TensorBoard scalars without torch or tensorflow: the event file format is tensorboard's own.
+The same numbers go to TensorBoard, through the `tensorboard` package itself, without torch or tensorflow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class TensorBoardWriter:
     """Writes a step's numbers into a folder that `tensorboard --logdir` shows."""
 
     def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
-        """`resumed_at`: the steps from there on that older files of the folder hold are done again, and not shown."""
+        """`resumed_at` is the next step of a resumed run: TensorBoard hides older values from that step on."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
         from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
 
@@ -46,14 +46,14 @@ log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
-    """Appends steps to a run folder. A resumed run goes on where the file ends; `resumed_at`: its next step."""
+    """Appends steps to a run folder. A resumed run continues the file; `resumed_at` is its next step."""
 
     def __init__(self, folder: Path, tensorboard: bool = False, resumed_at: int | None = None) -> None:
         self._lines = jsonl.Appender(folder / "metrics.jsonl")
         self._board = TensorBoardWriter(folder / "tensorboard", resumed_at) if tensorboard else None
 
     def write(self, step: int, metrics: Mapping[str, Value]) -> dict[str, Value]:
-        """Write one step; returns the row as written. Refuses unknown keys before anything is written."""
+        """Write one step and return the row as written. Unknown keys are refused before anything is written."""
         row: dict[str, Value] = {"step": step}
         for key in sorted(metrics.keys() - {"step"}):
             catalogue.check(key)
@@ -61,7 +61,7 @@ class MetricsWriter:
         self._lines.append(row)
         if self._board is not None:
             numbers = {key: float(x) for key, x in row.items() if isinstance(x, float | int) and key != "step"}
-            # TensorBoard wants the time of day, whatever clock the run is on.
+            # TensorBoard expects the time of day, also if the run is on the virtual clock.
             self._board.write(step, numbers, time.time())
         return row
 
@@ -79,7 +79,7 @@ def _finite(step: int, key: str, value: Value) -> Value:
 
 
 def read_metrics(folder: Path) -> jsonl.Lines:
-    """The steps of a run in order, one row each: what was written later about a step (after a resume) wins."""
+    """Read the steps of a run in order, one row each. After a resume, the later values of a step win."""
     lines = jsonl.read(folder / "metrics.jsonl")
     steps: dict[int, dict[str, Any]] = {}
     for row in lines.rows:

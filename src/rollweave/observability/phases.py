@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
-Phase = Literal["get_batch", "train", "sync_exposed", "recompute", "eval", "turn"]
+Phase = Literal["get_batch", "train", "sync_exposed", "recompute", "eval", "permit"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 Now = Callable[[], float]
@@ -86,17 +86,16 @@ class BusyTime:
 class IdleMeter:
     """The idle share between two samples of a count of busy seconds."""
 
-    def __init__(self, now: Now, busy_seconds: float = 0.0, workers: int = 1) -> None:
+    def __init__(self, now: Now, busy_seconds: float = 0.0) -> None:
         self._now = now
         self._at = now()
         self._busy = busy_seconds
-        self._workers = workers
 
-    def sample(self, busy_seconds: float) -> float:
-        """The share of the time since the last sample in which the pool did nothing: 0 to 1."""
+    def sample(self, busy_seconds: float, workers: int = 1) -> float:
+        """The share of the time since the last sample in which the pool, of so many workers, did nothing: 0 to 1."""
         now = self._now()
         # A counter that went back belongs to a worker that was started again: it counts from zero.
         busy = busy_seconds - self._busy if busy_seconds >= self._busy else busy_seconds
-        capacity = (now - self._at) * self._workers
+        capacity = (now - self._at) * workers
         self._at, self._busy = now, busy_seconds
         return min(1.0, max(0.0, 1.0 - busy / capacity)) if capacity > 0 else 0.0

@@ -1,7 +1,7 @@
-"""What the terminal view knows (`Screen`), and the picture of it that rich draws.
+"""The state of the live terminal view (`Screen`), and how rich draws it.
 
-The picture is drawn by rich's refresh thread, so everything here is replaced or appended to, never edited in
-place: a draw at any moment sees a whole state.
+Rich draws in a thread of its own. So values of the state are replaced or appended to, never changed in place, and the
+thread sees a consistent state at any moment.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from rich.text import Text
 from rollweave.observability.text import bar, duration, number, percent, sparkline
 
 POOLS = {"engine": "engine", "trainer": "trainer", "environments": "envs"}
-"""Whose idle share is shown, and under which name: there is little room."""
+"""The pools whose idle share is shown, with the short names that fit."""
 
 NOTES_KEPT = 4
 RECENT_STEPS = 10
-"""Steps whose mean duration predicts the rest: long enough to be steady, short enough to follow a change."""
+"""The remaining time is estimated from so many steps: enough to be steady, few enough to follow a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What does not change during a run."""
+    """The facts that do not change during a run."""
 
     name: str
     mode: str
@@ -45,7 +45,7 @@ class Header:
 
 @dataclass(slots=True)
 class Screen:
-    """The state behind both views."""
+    """The state behind the live view and the log lines."""
 
     header: Header
     now: Callable[[], float]
@@ -58,7 +58,7 @@ class Screen:
     notes: tuple[str, ...] = ()
     waiting: str = ""
     task: tuple[str, int, int] | None = None
-    """What is being prepared (a warm start, say), how much is done, of how much."""
+    """A preparation (for example the warm start), how much of it is done, and how much there is."""
 
     def step(self, row: Mapping[str, Any]) -> None:
         if (evaluation := row.get("eval/reward")) is not None:
@@ -74,7 +74,7 @@ class Screen:
         self.notes = (*self.notes, text)[-NOTES_KEPT:]
 
     def left(self) -> float | None:
-        """Seconds to go, once a step has told how long one takes."""
+        """The remaining seconds; None until a step has shown how long steps take."""
         if not self.step_seconds:
             return None
         return (self.header.steps - self.done) * sum(self.step_seconds) / len(self.step_seconds)

@@ -1,8 +1,8 @@
-"""What `rollweave status` knows about a run: from its folder alone, whether it lives, ended or died.
+"""Finds out the status of a run for `rollweave status`, from the run folder alone.
 
-running   its process exists; `silent` says since when it has not been heard of
-ended     it said goodbye: summary.json
-dead      it began and neither lives nor said goodbye
+running   its process exists; `silent` says for how long it has written nothing
+ended     it wrote summary.json
+dead      it began, its process no longer exists, and there is no summary.json
 new       it has not begun to train
 """
 
@@ -27,40 +27,43 @@ from rollweave.observability.summary import is_train_step
 Liveness = Literal["running", "ended", "dead", "new"]
 
 SILENT_SECONDS = 5.0
-"""The driver writes every second; older than this it is busy with something that does not let go of it."""
+"""The driver writes every second. If the file is older than this, something blocks the driver."""
 
 RECENT_STEPS = 10
 
 
 @dataclass(slots=True)
 class Status:
+    """Everything that `rollweave status` shows about a run."""
+
     folder: str
     name: str
     state: Liveness
     pid: int | None = None
     host: str = ""
     reason: str = ""
-    """How it ended."""
+    """Why the run ended."""
     error: str = ""
     silent: float | None = None
-    """Seconds since the driver was last heard of, if that is long ago."""
+    """Seconds since the driver last wrote status.json, if that is long ago."""
     step: int = 0
-    """Train steps completed."""
+    """Number of completed train steps."""
     steps: int | None = None
     seconds_per_step: float | None = None
-    """Mean of the last ten."""
+    """Mean of the last ten steps."""
     seconds_left: float | None = None
     row: Mapping[str, Any] = field(default_factory=dict)
-    """The newest row of metrics."""
+    """The newest metrics row."""
     rewards: list[float | None] = field(default_factory=list)
     now: Mapping[str, Any] = field(default_factory=dict)
-    """What the driver last wrote about itself: status.json."""
+    """The content of status.json, which the driver writes every second."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def read_status(folder: Path, wall: Callable[[], float] = time.time) -> Status:
+    """Read the status of the run in this folder."""
     config = folder / "config.yaml"
     if not config.is_file() and not (folder / "metrics.jsonl").is_file():
         raise RunFolderError(
@@ -89,7 +92,7 @@ def _decide_state(status: Status, owner: Mapping[str, Any], summary: Mapping[str
     written = status.now.get("written")
     if _lives(owner, written, wall):
         status.state, status.pid, status.host = "running", owner["pid"], owner["host"]
-        if status.now.get("pid") != status.pid:  # left by an earlier process of the run; this one is not that far yet
+        if status.now.get("pid") != status.pid:  # from an earlier process of the run; this one has written none yet
             status.now, written = {}, None
     elif summary:
         status.state, status.reason = "ended", str(summary.get("exit_reason"))
@@ -101,7 +104,7 @@ def _decide_state(status: Status, owner: Mapping[str, Any], summary: Mapping[str
 
 
 def _owner(folder: Path) -> Mapping[str, Any]:
-    """Who works in the folder. A process that ends in order takes its name out of the lock."""
+    """The process that works in the folder. A process that ends normally removes itself from the lock file."""
     owner = _mapping(json.loads, folder / "lock")
     return owner if {"pid", "host"} <= owner.keys() else {}
 
@@ -109,7 +112,7 @@ def _owner(folder: Path) -> Mapping[str, Any]:
 def _lives(owner: Mapping[str, Any], written: float | None, wall: float) -> bool:
     if not owner:
         return False
-    if owner["host"] != socket.gethostname():  # on another machine only its heartbeat can tell
+    if owner["host"] != socket.gethostname():  # on another machine, only the age of status.json tells
         return written is not None and wall - written < 60 * SILENT_SECONDS
     try:
         os.kill(owner["pid"], 0)
@@ -129,7 +132,7 @@ def _predict(status: Status, seconds: list[float | None]) -> None:
 
 
 def _mapping(parse: Callable[[str], Any], path: Path) -> Mapping[str, Any]:
-    """The file's object; empty where there is none, or none that can be read."""
+    """The object in the file; empty if the file does not exist or cannot be read."""
     try:
         value = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):

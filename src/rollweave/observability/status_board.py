@@ -15,20 +15,16 @@ import os
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollweave.clock import Waiting
 from rollweave.observability.accounting import Accountant
 from rollweave.observability.jsonl import encode
 from rollweave.observability.screen import Header
 from rollweave.observability.waits import EPISODE, wait_for_graph
-
-if TYPE_CHECKING:
-    from rollweave.engines.protocol import EngineStats
-
 
 SECONDS = 60.0
 
@@ -100,11 +96,11 @@ class StatusBoard:
         self._environments: Counter[str] = Counter()
         self._slot_seconds = 0.0
 
-    def update(self, waits: Sequence[Waiting], engines: Sequence[EngineStats]) -> None:
-        """`waits`: of the driver and of every host."""
+    def update(self, waits: Sequence[Waiting], engines: int, spent: Mapping[str, float]) -> None:
+        """`waits`: of the driver and of every host. `spent`: seconds of so many `engines` by what they did."""
         now = self._now()
         self._watch_environments(waits, now)
-        self._minute.look(now, self._pools(engines, now))
+        self._minute.look(now, self._pools(engines, spent, now))
         self._write(self._snapshot(waits, now))
 
     def _watch_environments(self, waits: Iterable[Waiting], now: float) -> None:
@@ -118,12 +114,10 @@ class StatusBoard:
         playing = slots.slots - slots.free
         self._environments["between calls"] += passed * max(0, playing - doing.total())  # type: ignore[assignment]
 
-    def _pools(self, engines: Sequence[EngineStats], now: float) -> dict[str, PoolTimes]:
+    def _pools(self, engines: int, spent: Mapping[str, float], now: float) -> dict[str, PoolTimes]:
         elapsed = now - self._began
-        busy = sum(engine.busy_seconds for engine in engines)
-        recompute = sum(engine.recompute_seconds for engine in engines)
         return {
-            "engine": PoolTimes(elapsed * len(engines), {"generate": busy - recompute, "recompute": recompute}),
+            "engine": PoolTimes(elapsed * engines, dict(spent)),
             "trainer": PoolTimes(elapsed, self._accountant.loop.totals(now)),
             "environments": PoolTimes(self._slot_seconds, dict(self._environments)),
         }

@@ -1,4 +1,4 @@
-"""The picture of a run's status that rich draws."""
+"""Draws the status of a run in the terminal, with rich."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ STYLES = {
 
 COLOURS = {
     "generate": "green", "train": "green", "step": "blue", "reset": "magenta", "reward": "cyan", "get_batch": "yellow",
-    "sync_exposed": "red", "recompute": "cyan", "eval": "magenta", "save": "blue", "close": "white", "turn": "yellow",
+    "sync_exposed": "red", "recompute": "cyan", "eval": "magenta", "save": "blue", "close": "white", "permit": "yellow",
     "between calls": "white",
 }  # fmt: skip
 
-NAMES = {"get_batch": "wait for data", "sync_exposed": "weight sync", "eval": "evaluation", "turn": "wait for turn"}
+NAMES = {"get_batch": "wait for data", "sync_exposed": "weight sync", "eval": "evaluation", "permit": "wait for permit"}
 
 LABEL = 14
-"""Characters before a bar."""
+"""The number of characters before a bar."""
 
 REST = {"engine": "idle", "trainer": "idle", "environments": "free"}
-"""What a pool does when it does nothing else."""
+"""The word for the time in which a pool does nothing."""
 
 
 def status_screen(status: Status) -> RenderableType:
@@ -56,8 +56,8 @@ def _state(status: Status) -> str:
         preparing = "" if status.now else ", preparing"
         return f"running (pid {status.pid} on {status.host}{preparing}{silent})"
     if status.state == "dead":
-        heard = f", last heard of {duration(status.silent)} ago" if status.silent is not None else ""
-        return f"dead without goodbye{heard}; go on with --resume"
+        written = f", last status {duration(status.silent)} ago" if status.silent is not None else ""
+        return f"dead: its process ended without a summary{written}; go on with --resume"
     if status.state == "ended":
         return f"ended: {status.error or status.reason}"
     return "not training yet"
@@ -138,7 +138,7 @@ def _ledger(status: Status, ledger: str, prefix: str) -> Text:
 
 
 def _waiting(status: Status) -> RenderableType:
-    tree = Tree(Text("who waits for whom", style="dim"), guide_style="bright_black")
+    tree = Tree(Text("what waits for what", style="dim"), guide_style="bright_black")
     phase = status.now.get("phase")
     if phase:
         name = NAMES.get(phase["name"], phase["name"])
@@ -148,7 +148,7 @@ def _waiting(status: Status) -> RenderableType:
     for worker, times in _as_mapping(status.now.get("restarts")).items():
         tree.add(Text(f"{worker} was started again {times} times", style="red"))
     if not tree.children:
-        tree.add(Text("nobody", style="dim"))
+        tree.add(Text("nothing waits", style="dim"))
     return tree
 
 
@@ -163,7 +163,7 @@ def _grow(tree: Tree, node: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """A bar for each pool as wide as there is room, and below it what its parts are."""
+    """Draws the last minute: a bar for each pool, as wide as the terminal allows, and below it a legend."""
 
     minute: Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""summary.json: how a run ended, in one object that a person or a program reads first."""
+"""Makes and writes summary.json, which says how a run ended; people and programs read it first."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ ExitReason = Literal["completed", "target", "interrupted", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
+    """The content of summary.json."""
+
     name: str
     exit_reason: ExitReason
     """`completed`: all steps; `target`: evaluation reached its target; `interrupted`: Ctrl-C; `failed`: see error."""
@@ -28,7 +30,7 @@ class Summary:
     eval_best_version: int | None = None
     target: float | None = None
     target_reached: bool | None = None
-    """None: no target was set."""
+    """None if the job has no target."""
     elapsed: float = 0.0
     tokens_generated: int = 0
     tokens_trained: int = 0
@@ -37,11 +39,11 @@ class Summary:
     wasted_share: float | None = None
     """Wasted / (trained + wasted)."""
     duration_bias: float | None = None
-    """The last that was measured: -0.1 means that trained episodes are a tenth shorter than started ones."""
+    """The last measured value: -0.1 means that trained episodes are a tenth shorter than started ones."""
     tasks: dict[str, int] = field(default_factory=dict)
-    """Groups by where they ended."""
+    """Number of tasks, by how they ended."""
     attempts: dict[str, int] = field(default_factory=dict)
-    """Episodes by where they ended."""
+    """Number of attempts, by how they ended."""
     error: str = ""
 
 
@@ -52,7 +54,7 @@ def summarise(
     target: float | None = None,
     error: str = "",
 ) -> Summary:
-    """The summary of a run's metrics rows (`read_metrics(folder).rows`: all of them, also from before a resume)."""
+    """Summarise a run's metrics rows: all of `read_metrics(folder).rows`, also those from before a resume."""
     evaluations = [
         (x, row.get("eval/version", row["step"])) for row in rows if (x := row.get("eval/reward")) is not None
     ]
@@ -82,7 +84,7 @@ def summarise(
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
-    """Replace summary.json in one move, so that a reader never sees half of it."""
+    """Replace summary.json by renaming, so that a reader never sees half of it."""
     path = folder / "summary.json"
     partial = folder / "summary.json.partial"
     try:
@@ -95,12 +97,12 @@ def write_summary(folder: Path, summary: Summary) -> None:
 
 
 def is_train_step(row: Mapping[str, Any]) -> bool:
-    """Rows may also hold nothing but an evaluation (of the version that the last step made)."""
+    """Whether the row is of a train step. A row may also contain only an evaluation of the last version."""
     return "reward/mean" in row
 
 
 def names(rows: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
-    """What comes after a prefix in the rows' keys, each once, in order of appearance."""
+    """The parts after a prefix in the rows' keys, each once, in order of appearance."""
     return list(dict.fromkeys(key.removeprefix(prefix) for row in rows for key in row if key.startswith(prefix)))
 
 
@@ -113,7 +115,7 @@ def _last(rows: Sequence[Mapping[str, Any]], key: str) -> Any:
 
 
 def _elapsed(rows: Sequence[Mapping[str, Any]]) -> float:
-    """A resumed run counts from zero again: where the count goes back, another stretch began."""
+    """The time of the whole run. Where `time/elapsed` goes back, a new count began, and both counts are added."""
     done = latest = 0.0
     for elapsed in (x for row in rows if (x := row.get("time/elapsed")) is not None):
         done, latest = (done + latest if elapsed < latest else done), elapsed

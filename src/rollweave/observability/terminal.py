@@ -1,6 +1,6 @@
-"""What a person sees while a run is going: a live picture in a terminal, a line per step in a log.
+"""Shows a run while it is going: a live view in a terminal, or one line per step in a log.
 
-The clock only tells how long a run takes; nothing is decided by it. NO_COLOR is respected by rich.
+The clock here only measures how long a run takes; no decision depends on it. Rich respects NO_COLOR.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPARK_WIDTH = 6
 
 
 class View:
-    """Follows one run: `start`, then `step` per row of metrics, `end`. Everything else is optional."""
+    """Shows one run: `start`, then `step` for each metrics row, then `end`. The other calls are optional."""
 
     def __init__(self, console: Console | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self.console = console or Console()
@@ -31,7 +31,7 @@ class View:
         self._painter: Live | None = None
 
     def start(self, header: Header, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
-        """`earlier`: rows of metrics from before the run was resumed."""
+        """Begin to show a run. `earlier` are the metrics rows from before the run was resumed."""
         self._screen = Screen(header, self.now, began=self.now())
         for row in earlier:
             self._screen.step(row)
@@ -42,7 +42,7 @@ class View:
             self._print(f"{header.name}: {header.line()}, {header.steps} steps")
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        """A row of metrics.jsonl has been written."""
+        """Show a row that has been written to metrics.jsonl."""
         screen = self._started()
         screen.step(metrics)
         if not self.live:
@@ -50,18 +50,18 @@ class View:
             self._print(step_line(screen, ramp) if "reward/mean" in metrics else _evaluation_line(metrics))
 
     def note(self, text: str) -> None:
-        """Something worth a line: a checkpoint, a retry, a wait that takes too long."""
+        """Show a line of text: a checkpoint, a retry, a wait that takes too long."""
         if self.live and self._screen is not None:
             self._screen.note(text)
         else:
             self._print(text)
 
     def waiting(self, text: str) -> None:
-        """What the run waits for right now; an empty text: nothing. A log does not show it."""
+        """Show what the run waits for now (an empty text: nothing). Only the live view shows it."""
         self._started().waiting = text
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """How far a preparation (warm start, evaluation) is; it disappears when done."""
+        """Show the progress of a preparation (warm start, evaluation) until it is done."""
         screen = self._started()
         before = screen.task
         screen.task = (what, done, total) if done < total else None
@@ -74,7 +74,7 @@ class View:
             self._print(line)
 
     def stop(self) -> None:
-        """Give the terminal back; the last picture stays. Safe to call twice."""
+        """End the live view; its last state stays on the terminal. It may be called twice."""
         if self._painter is not None:
             self._painter.stop()
             self._painter = None
@@ -92,7 +92,7 @@ class View:
 
 
 def step_line(screen: Screen, ramp: str = BLOCKS) -> str:
-    """A step in one line of about 120 columns; the columns of consecutive lines align."""
+    """Write a step as one line of about 120 characters. The columns of consecutive lines align."""
     row = screen.row
     total = str(screen.header.steps)
     evaluation = screen.evaluations[-1] if screen.evaluations else None
@@ -121,14 +121,14 @@ def _evaluation_line(metrics: Mapping[str, Any]) -> str:
 
 
 def _crosses_quarter(before: tuple[str, int, int] | None, what: str, done: int, total: int) -> bool:
-    """A log gets a line at the start and at every quarter, not one per call."""
+    """Whether the log gets a line for this progress: only at the start and at every quarter."""
     if before is None or before[0] != what:
         return True
     return total > 0 and done * 4 // total > before[1] * 4 // total
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """How it ended, for both views."""
+    """Say how the run ended, for both views."""
     endings = {
         "completed": "all steps done",
         "target": f"target {summary.target} reached",

@@ -1,4 +1,4 @@
-"""Numbers, durations and small pictures as text: shared by the terminal view and the report."""
+"""Writes numbers, durations and small pictures as text, for the terminal view and the report."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*%#"
-"""For terminals that cannot show the others."""
+"""For terminals that cannot show `BLOCKS`."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Short enough for a column: 0.412, 41.2, 4.12k, 1.3M, 2.1e-6."""
+    """Write a number in a form that fits a column: 0.412, 41.2, 4.12k, 1.3M, 2.1e-6."""
     if value is None or not math.isfinite(value):
         return "-"
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -37,7 +37,7 @@ def percent(share: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """2.1 s, 3m 12s, 1h 04m."""
+    """Write a duration as 2.1 s, 3m 12s or 1h 04m."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     if seconds < 60:
@@ -48,7 +48,7 @@ def duration(seconds: float | None) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int, ramp: str = BLOCKS) -> str:
-    """The shape of a series in `width` characters at most: older values are averaged together if need be."""
+    """Draw a series in at most `width` characters; if it is longer, neighbouring values are averaged."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     bins = _bins(known, width)
     if not bins:

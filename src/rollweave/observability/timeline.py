@@ -1,12 +1,12 @@
-"""Timeline: a run's events as a Chrome trace, which Perfetto opens.
+"""Turns a run's events into a timeline: a Chrome trace, which Perfetto opens.
 
-It is a sink like any other: of a run that simulates, or fed with the events of a run folder afterwards. Tracks:
+`Timeline` is a sink for events. It is used during a simulation, or afterwards with the events of a run folder. Tracks:
 
     loop        the phases of the pipeline: get_batch, train, sync_exposed, eval
     weights     publishing, staging and committing versions
-    episodes    each from its beginning to its end, on as many lanes as run at once
-    engines     each turn that a simulated engine generated (only where a simulation was asked for a trace)
-    counters    groups that are complete and wait, episodes under way
+    episodes    each episode from its beginning to its end, on as many lanes as run at once
+    engines     each answer that a simulated engine generated (only in a simulation with --trace)
+    counters    complete groups that wait for the trainer, running episodes
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES = {LOOP: "loop", WEIGHTS: "weights", EPISODES: "episodes", ENGINES: "engin
 
 
 class Lanes:
-    """Shares lanes out: whoever begins takes the lowest that is free."""
+    """Assigns lanes: each new episode gets the lowest free lane."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
@@ -40,10 +40,12 @@ class Lanes:
 
 
 class Timeline:
+    """Collects events as slices and counters of a trace."""
+
     def __init__(self) -> None:
         self.slices: list[dict[str, Any]] = []
         self._open: dict[str, tuple[float, int]] = {}
-        """Phase or episode -> when it began, and its lane."""
+        """For each open phase or episode, the time at which it began, and its lane."""
         self._lanes = Lanes()
         self._buffered = self._playing = 0
         self._listeners = {

@@ -1,7 +1,7 @@
-"""trajectories.jsonl: some episodes of each step in full, readable by a person and by the report.
+"""Writes trajectories.jsonl: some trajectories of each step in full, for people and for the report.
 
-The text of an observation is decoded from the very tokens the engine was given, template marks included, so
-what is shown is what the policy saw.
+The text of an observation is decoded from the tokens that the engine was given, including the marks of the chat
+template. So it shows exactly what the policy saw.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TranscriptWriter:
         self._decode = decode
 
     def write(self, step: int, trajectories: Iterable[Trajectory]) -> None:
-        """Write the episodes chosen for train step `step`."""
+        """Write the trajectories chosen for train step `step`."""
         for trajectory in trajectories:
             self._lines.append(transcript(step, trajectory, self._decode))
 
@@ -65,13 +65,13 @@ def _turn(turn: Turn, decode: Decode) -> dict[str, Any]:
 
 
 def _versions(spans: list[Span]) -> list[list[int]]:
-    """[version, tokens] in order: where the policy changed within an answer."""
+    """The parts of an answer as [version, number of tokens], which shows where the policy changed within it."""
     sampled = ((span.version, len(span.tokens)) for span in spans if span.version is not None)
     return [[version, sum(n for _, n in run)] for version, run in groupby(sampled, key=lambda pair: pair[0])]
 
 
 def spread(trajectories: Iterable[Trajectory], count: int) -> list[Trajectory]:
-    """Up to `count` of them from best to worst reward, both ends included: what a person wants to compare."""
+    """Choose up to `count` trajectories from best to worst reward, including both, so that a person can compare."""
     ranked = sorted(trajectories, key=lambda t: (-t.reward, t.group, t.member))
     if count <= 1 or len(ranked) <= count:
         return ranked[: max(count, 0)]

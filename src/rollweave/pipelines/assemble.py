@@ -1,50 +1,54 @@
-"""Puts a job's control plane together around whatever generates, trains and plays.
+"""Puts a job's control plane together around engines, a trainer and hosts, and drives it.
 
-The same assembly serves the inline runtime, Ray and the simulation: only the machinery differs.
+The same assembly serves the inline runtime, Ray, the simulation and a replay: only what joins the fleet and the
+dispatcher differs.
 
-Drive: runs a pipeline until it ends, somebody has seen enough, or something fails. Each way a checkpoint is left.
-
-A session drives real machinery with it, a replay the recording of one.
+Drive: runs a pipeline until it ends, the user has seen enough, or something fails. Each way a checkpoint is left. A
+session drives a real run with it, a replay the recording of one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollweave.clock import Clock, Waiting
-from rollweave.config.environments import PythonEnvironmentConfig
-from rollweave.config.job import ArealPipeline, Job, OneOffPipeline, RollArtPipeline, SyncPipeline, SyncPlusPipeline
-from rollweave.engines.protocol import Engine, Sampling
-from rollweave.fleet.proxy import LLMProxy, MovingProxy
+from rollweave.clock import Clock
+from rollweave.config.control import (
+    ArealPipeline,
+    ControlConfig,
+    OneOffPipeline,
+    RollArtPipeline,
+    SamplingConfig,
+    SyncPipeline,
+    SyncPlusPipeline,
+)
+from rollweave.engines.protocol import Sampling
+from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.events import Emitter, Recorder
+from rollweave.pipelines.checkpoints import Checkpoints
 from rollweave.pipelines.journal import Journal, OnRow, OnTrajectories
-from rollweave.pipelines.loop import Milestones, Parts
+from rollweave.pipelines.loop import Loop
 from rollweave.pipelines.one_off import one_off
-from rollweave.pipelines.permits import Alone, PermitSource, Tail
+from rollweave.pipelines.permits import Alone, PermitGate, PermitSource
 from rollweave.pipelines.rollart import rollart
+from rollweave.pipelines.state import RunState
 from rollweave.pipelines.sync import sync
 from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.evaluation import Evaluator
+from rollweave.rollout.evaluation import EvaluationSchedule, Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings, StalenessPolicy
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.tasks import Cursor, TaskSource
 from rollweave.training.protocol import Trainer
 
-Pipeline = Callable[[Parts, int, int], Awaitable[None]]
+Pipeline = Callable[[Loop, int, int], Awaitable[None]]
 
 
-def pipeline(job: Job) -> Pipeline:
-    """The loop of the job's mode, and what runs beside it."""
-    return _loop(job) if job.rollout.concurrency == "fixed" else _adapting(_loop(job))
-
-
-def _loop(job: Job) -> Pipeline:
-    match job.pipeline:
+def pipeline(control: ControlConfig) -> Pipeline:
+    """The loop of the mode."""
+    match control.pipeline:
         case SyncPipeline() | SyncPlusPipeline():
             return sync
         case OneOffPipeline() | RollArtPipeline(sync_point="after_batch"):
@@ -52,116 +56,81 @@ def _loop(job: Job) -> Pipeline:
     return rollart  # and `areal`, whose scheduler looks at staleness only at the start
 
 
-def _adapting(loop: Pipeline) -> Pipeline:
-    async def run(parts: Parts, first: int, last: int) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            adapting = tasks.create_task(parts.concurrency.run(), name="concurrency")
-            await loop(parts, first, last)
-            adapting.cancel()
-
-    return run
-
-
-async def nobody_else() -> list[Waiting]:
-    return []
-
-
-@dataclass(slots=True)
-class Machinery:
-    """What a runtime provides: things that generate and train, and a dispatcher with hosts attached."""
-
-    engines: Sequence[Engine]
-    trainer: Trainer
-    dispatcher: Dispatcher
-    waits: Callable[[], Awaitable[list[Waiting]]] = nobody_else
-    """Who waits in other processes: hosts have clocks of their own."""
-    turns: PermitSource = field(default_factory=Alone)
-    proxy: LLMProxy | None = None
-    """If it is in this process."""
-
-
-@dataclass(slots=True)
-class Listeners:
-    """Who hears of a run: events as they happen, rows and trajectories once a step."""
-
-    recorder: Recorder
-    on_row: Sequence[OnRow] = ()
-    on_trajectories: Sequence[OnTrajectories] = ()
-
-
 def assemble(
-    job: Job,
-    machinery: Machinery,
+    control: ControlConfig,
+    fleet: Fleet,
+    dispatcher: Dispatcher,
+    trainer: Trainer,
     source: TaskSource,
     stop_tokens: tuple[int, ...],
     checkpoints: Path,
     clock: Clock,
-    listeners: Listeners,
-) -> Parts:
-    sampling = training_sampling(job, stop_tokens)
-    recorder = listeners.recorder
-    machinery.dispatcher.listen(recorder)
-    scheduler = RolloutScheduler(
-        RolloutSettings(
-            group_size=job.rollout.group_size,
-            sampling=sampling,
-            seed=job.seed,
-            get_batch_timeout=job.rollout.deadlines.get_batch,
-            max_retries=job.rollout.max_retries,
-            retry_backoff=job.rollout.retry_backoff,
-            policy=_policy(job),
-            max_requeues=job.pipeline.max_requeues if isinstance(job.pipeline, RollArtPipeline) else 0,
-            redundant_groups=job.rollout.redundant_groups,
-            redundant_members=job.rollout.redundant_members,
-            filter=job.rollout.filter,
-            prompt_replication=job.rollout.prompt_replication,
-            try_alone=_check_command(job),
-        ),
-        StalenessBound(job.alpha, job.rollout.groups_per_step),
-        Cursor(source),
-        machinery.dispatcher,
+    recorder: Recorder,
+    *,
+    permits: PermitSource | None = None,
+    on_row: Sequence[OnRow] = (),
+    on_trajectories: Sequence[OnTrajectories] = (),
+) -> Drive:
+    """`recorder` hears events as they happen; `on_row` and `on_trajectories` once a step. `permits`: none if the pools
+    are this job's own."""
+    dispatcher.listen(recorder)
+    state = RunState()
+    scheduler = _scheduler(control, dispatcher, source, stop_tokens, clock, recorder)
+    journal = Journal(clock, scheduler, fleet, recorder, on_row, on_trajectories)
+    weights = WeightSync(
+        trainer,
+        fleet,
         clock,
         recorder,
+        timeout=control.rollout.deadlines.weight_sync,
+        transfer=control.weights.transfer,
     )
-    journal = Journal(clock, scheduler, machinery.engines, recorder, listeners.on_row, listeners.on_trajectories)
-    return Parts(
-        scheduler=scheduler,
-        trainer=machinery.trainer,
-        weights=WeightSync(
-            machinery.trainer,
-            machinery.engines,
-            clock,
-            recorder,
-            timeout=job.rollout.deadlines.weight_sync,
-            transfer=job.weights.transfer,
-        ),
-        journal=journal,
-        evaluator=_evaluator(job, machinery.dispatcher, source, stop_tokens, clock, recorder),
-        milestones=Milestones(job.evaluation.every, job.evaluation.target, job.checkpoint.every, job.checkpoint.keep),
-        checkpoints=checkpoints,
-        turns=machinery.turns,
-        engines=machinery.engines,
-        tail=_tail(machinery, scheduler, recorder),
-        concurrency=AdaptiveConcurrency(
-            machinery.engines,
-            machinery.dispatcher,
-            clock,
-            recorder,
-            floor=max(job.rollout.group_size, job.rollout.slots // 16),
-            ceiling=job.rollout.slots,
-        ),
+    evaluator = _evaluator(control, dispatcher, source, stop_tokens, clock, recorder)
+    evaluation = EvaluationSchedule(control.evaluation, evaluator)
+    loop = Loop(
+        scheduler,
+        trainer,
+        weights,
+        journal,
+        PermitGate(permits or Alone(), fleet, scheduler, evaluation, journal, state, recorder),
+        evaluation,
+        Checkpoints(checkpoints, control.checkpoint, scheduler, trainer, weights, journal, state),
+        state,
     )
+    concurrency = _concurrency(control, fleet, dispatcher, clock, recorder)
+    return Drive(pipeline(control), control.steps, loop, concurrency, recorder)
 
 
-def _tail(machinery: Machinery, scheduler: RolloutScheduler, recorder: Emitter) -> Tail | None:
-    """Where others may wait for nodes, and there is more than one."""
-    if not machinery.turns.shared or len(machinery.engines) == 1 or not isinstance(machinery.proxy, MovingProxy):
-        return None
-    return Tail(machinery.proxy, len(machinery.engines), machinery.turns, scheduler, recorder)
+def _scheduler(
+    control: ControlConfig,
+    dispatcher: Dispatcher,
+    source: TaskSource,
+    stop_tokens: tuple[int, ...],
+    clock: Clock,
+    recorder: Emitter,
+) -> RolloutScheduler:
+    rollout = control.rollout
+    settings = RolloutSettings(
+        group_size=rollout.group_size,
+        sampling=training_sampling(rollout.sampling, stop_tokens),
+        seed=control.seed,
+        get_batch_timeout=rollout.deadlines.get_batch,
+        max_retries=rollout.max_retries,
+        retry_backoff=rollout.retry_backoff,
+        policy=_policy(control),
+        max_requeues=control.pipeline.max_requeues if isinstance(control.pipeline, RollArtPipeline) else 0,
+        redundant_groups=rollout.redundant_groups,
+        redundant_members=rollout.redundant_members,
+        filter=rollout.filter,
+        prompt_replication=rollout.prompt_replication,
+        try_alone=control.try_alone,
+    )
+    bound = StalenessBound(control.alpha, rollout.groups_per_step)
+    return RolloutScheduler(settings, bound, Cursor(source), dispatcher, clock, recorder)
 
 
-def _policy(job: Job) -> StalenessPolicy:
-    match job.pipeline:
+def _policy(control: ControlConfig) -> StalenessPolicy:
+    match control.pipeline:
         case RollArtPipeline(policy=policy):
             return policy
         case ArealPipeline():
@@ -170,20 +139,20 @@ def _policy(job: Job) -> StalenessPolicy:
 
 
 def _evaluator(
-    job: Job,
+    control: ControlConfig,
     dispatcher: Dispatcher,
     source: TaskSource,
     stop_tokens: tuple[int, ...],
     clock: Clock,
     recorder: Emitter,
 ) -> Evaluator | None:
-    tasks = source.held_out(job.evaluation.tasks) if job.evaluation.every else []
+    tasks = source.held_out(control.evaluation.tasks) if control.evaluation.every else []
     if not tasks:
         return None
-    rollout = job.rollout
+    rollout = control.rollout
     return Evaluator(
         tasks,
-        greedy(job, stop_tokens),
+        greedy(rollout.sampling, stop_tokens),
         dispatcher,
         clock,
         recorder,
@@ -192,52 +161,71 @@ def _evaluator(
     )
 
 
-def _check_command(job: Job) -> str:
-    config = job.environment
-    name = config.target if isinstance(config, PythonEnvironmentConfig) else config.type
-    return " ".join(["rollweave env check", name, *(f"--reward {reward.function}" for reward in job.rewards)])
+def _concurrency(
+    control: ControlConfig, fleet: Fleet, dispatcher: Dispatcher, clock: Clock, recorder: Emitter
+) -> AdaptiveConcurrency | None:
+    """In jobs that ask for it."""
+    rollout = control.rollout
+    if rollout.concurrency == "fixed":
+        return None
+    floor = max(rollout.group_size, rollout.slots // 16)
+    return AdaptiveConcurrency(fleet, dispatcher, clock, recorder, floor=floor, ceiling=rollout.slots)
 
 
-def training_sampling(job: Job, stop_tokens: tuple[int, ...]) -> Sampling:
-    config = job.rollout.sampling
+def training_sampling(config: SamplingConfig, stop_tokens: tuple[int, ...]) -> Sampling:
     return Sampling(
         config.max_tokens, config.temperature, config.top_p, config.top_k, stop_tokens, stop_strings=config.stop
     )
 
 
-def greedy(job: Job, stop_tokens: tuple[int, ...]) -> Sampling:
-    config = job.rollout.sampling
+def greedy(config: SamplingConfig, stop_tokens: tuple[int, ...]) -> Sampling:
     return Sampling(config.max_tokens, temperature=0.0, stop_tokens=stop_tokens, stop_strings=config.stop)
 
 
 class Drive:
-    def __init__(self, job: Job, parts: Parts, recorder: Emitter) -> None:
-        self._job = job
-        self._parts = parts
+    """A loop, its pipeline, and what runs beside it."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        steps: int,
+        loop: Loop,
+        concurrency: AdaptiveConcurrency | None,
+        recorder: Emitter,
+    ) -> None:
+        self.loop = loop
+        self._pipeline = pipeline
+        self._steps = steps
+        self._concurrency = concurrency
         self._recorder = recorder
         self._running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """From the version that `parts` hold to the last step of the job."""
+        """To the last step; however it ends, what has been trained is saved if it can be."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._running = tasks.create_task(self._pipeline(), name="pipeline")
+                self._running = tasks.create_task(self.advance(), name="pipeline")
                 await asyncio.wait([self._running])
         except BaseException as error:
-            if not self._parts.stopping:
+            if not self.loop.state.stopping:
                 self._recorder.emit("run.failed", error=str(error))
-                await self._parts.rescue()
+                await self.loop.checkpoints.rescue()
             raise
         else:
-            await self._parts.save_checkpoint()
+            await self.loop.checkpoints.save()
         finally:
-            self._parts.scheduler.close()
+            self.loop.scheduler.close()
 
-    async def _pipeline(self) -> None:
-        await pipeline(self._job)(self._parts, self._parts.version, self._job.training.steps)
+    async def advance(self) -> None:
+        """From the version that the loop has to the last step; saves only when a checkpoint is due."""
+        async with asyncio.TaskGroup() as tasks:
+            beside = [] if self._concurrency is None else [tasks.create_task(self._concurrency.run())]
+            await self._pipeline(self.loop, self.loop.state.version, self._steps)
+            for task in beside:
+                task.cancel()
 
     def stop(self) -> None:
         """End in order: what is being trained is finished, what is being played is left to the next session."""
         self._recorder.emit("run.stop")
-        if self._parts.stop() and self._running is not None:
+        if self.loop.state.stop() and self._running is not None:
             self._running.cancel()

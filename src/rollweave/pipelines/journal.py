@@ -10,7 +10,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from rollweave.clock import Clock
-from rollweave.engines.protocol import Engine, EngineStats
+from rollweave.engines.protocol import EngineStats
+from rollweave.fleet.fleet import Fleet
 from rollweave.observability.accounting import Accountant
 from rollweave.observability.events import Event, Recorder
 from rollweave.observability.metrics import Value
@@ -30,14 +31,14 @@ class Journal:
         self,
         clock: Clock,
         scheduler: RolloutScheduler,
-        engines: Sequence[Engine],
+        fleet: Fleet,
         recorder: Recorder,
         on_row: Sequence[OnRow] = (),
         on_trajectories: Sequence[OnTrajectories] = (),
     ) -> None:
         self._clock = clock
         self._scheduler = scheduler
-        self._engines = list(engines)
+        self._fleet = fleet
         self._recorder = recorder
         self._on_row = list(on_row)
         self._on_trajectories = list(on_trajectories)
@@ -45,7 +46,7 @@ class Journal:
         self._steps = StepClock(clock.now)
         self._trainer_busy = BusyTime(clock.now)
         self._trainer_idle = IdleMeter(clock.now)
-        self._engine_idle = IdleMeter(clock.now, workers=len(self._engines))
+        self._engine_idle = IdleMeter(clock.now)
         self._last_stats = EngineStats()
         self.accountant = Accountant()
         recorder.sinks.append(self.accountant)
@@ -114,21 +115,17 @@ class Journal:
 
     async def _engine_rates(self) -> MetricsRow:
         quiet = self.accountant.quiet
-        stats = [await engine.stats() for engine in self._engines]
-        now = EngineStats(
-            sampled_tokens=sum(one.sampled_tokens for one in stats),
-            restarted_tokens=sum(one.restarted_tokens for one in stats),
-            recompute_seconds=sum(one.recompute_seconds for one in stats),
-        )
-        last, self._last_stats = self._last_stats, now
+        stats = await self._fleet.look()
+        now, last = stats.totals, self._last_stats
+        self._last_stats = now
         tokens = self.accountant.tokens
         tokens.sampled(now.sampled_tokens - last.sampled_tokens, now.restarted_tokens - last.restarted_tokens)
         if quiet and self.accountant.quiet:
             tokens.settle()
         self._steps.add("recompute", now.recompute_seconds - last.recompute_seconds)
         return {
-            "idle/engine": self._engine_idle.sample(sum(one.busy_seconds for one in stats)),
-            "memory/engine_mb": max(one.memory_mb for one in stats),
+            "idle/engine": self._engine_idle.sample(now.busy_seconds, workers=len(self._fleet)),
+            "memory/engine_mb": stats.memory_mb,
         }
 
 

@@ -12,31 +12,31 @@ from __future__ import annotations
 
 import asyncio
 
-from rollweave.pipelines.loop import Parts
+from rollweave.pipelines.loop import Loop
 from rollweave.trajectory import Batch
 
 
-async def one_off(parts: Parts, first: int, last: int) -> None:
-    await parts.weights.commit(first)
-    parts.scheduler.advance(first)
+async def one_off(loop: Loop, first: int, last: int) -> None:
+    await loop.weights.commit(first)
+    loop.scheduler.advance(first)
     for step in range(first, last):
-        batch = await _next_batch(parts, step)
-        with parts.phase("sync_exposed", step):
-            await parts.weights.commit(step)
-        parts.scheduler.advance(step)
-        parts.start_evaluation(step)
-        with parts.phase("train", step):
-            metrics = await parts.trainer.train_step(batch)
-        with parts.phase("sync_exposed", step):
-            await parts.weights.publish(step + 1)
-        if await parts.finish_step(batch, metrics):
+        batch = await _next_batch(loop, step)
+        with loop.phase("sync_exposed", step):
+            await loop.weights.commit(step)
+        loop.scheduler.advance(step)
+        loop.evaluation.start(step)
+        with loop.phase("train", step):
+            metrics = await loop.trainer.train_step(batch)
+        with loop.phase("sync_exposed", step):
+            await loop.weights.publish(step + 1)
+        if await loop.finish_step(batch, metrics):
             break
-    await parts.finish_run()
+    await loop.finish_run()
 
 
-async def _next_batch(parts: Parts, step: int) -> Batch:
+async def _next_batch(loop: Loop, step: int) -> Batch:
     """Engines pull the weights that they are to have next while their last answers of this batch come in."""
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(parts.weights.stage(step), name=f"stage {step}")
-        with parts.phase("get_batch", step):
-            return await parts.scheduler.get_batch(step)
+        tasks.create_task(loop.weights.stage(step), name=f"stage {step}")
+        with loop.phase("get_batch", step):
+            return await loop.scheduler.get_batch(step)

@@ -1,8 +1,8 @@
-"""Turns: leave to use a pool, for jobs that share pools with others.
+"""Permits: leave to use a pool for one phase, for jobs that share pools with others.
 
-A pipeline asks before each phase. Alone, the answer is always yes and costs nothing. In a cluster (`rollweave submit`)
-the daemon says when: asking for the next turn hands the last one back, so that a job never computes without a permit,
-and while it waits, all it needs stays resident in its process: the next phase starts warm.
+A pipeline asks before each phase. Alone, the answer is always yes and costs nothing. Under the daemon
+(`rollweave submit`) the daemon says when: asking for the next permit hands the last one back, so that a job never
+computes without one, and while it waits, all it needs stays resident in its process: the next phase starts warm.
 
 Tail: the last answers of a batch move together, and another job gets the other rollout nodes.
 
@@ -17,14 +17,19 @@ on all of them once A has left. Done only where pools are shared and somebody wa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal, Protocol
 
 from rollweave.clock import Clock
+from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.proxy import MovingProxy
 from rollweave.observability.events import Emitter
+from rollweave.pipelines.journal import Journal
+from rollweave.pipelines.state import RunState
+from rollweave.rollout.evaluation import EvaluationSchedule
 from rollweave.rollout.scheduler import RolloutScheduler
 
 SharedPool = Literal["rollout", "train"]
@@ -35,26 +40,26 @@ class PermitSource(Protocol):
     """Whether others wait for the pools: then nothing may go on in the background of another pool's phase."""
 
     async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
-        """Hand back the last turn and wait for one on this pool. So far `step` steps are trained; the phase that ends
+        """Hand back the last permit and wait for one on this pool. So far `step` steps are trained; the phase that ends
         here made `tokens`. `partly`: it may begin on some of its nodes; returns on how many, if the others come later.
         """
         ...
 
     async def widened(self) -> None:
-        """Wait until this turn has all its nodes."""
+        """Wait until this permit has all its nodes."""
         ...
 
     async def awaited(self, keep: int) -> None:
-        """Wait until somebody could begin if this turn kept its first `keep` nodes only."""
+        """Wait until somebody could begin if this permit kept its first `keep` nodes only."""
         ...
 
     async def narrow(self, keep: int) -> None:
-        """Hand back all nodes of this turn but the first `keep`."""
+        """Hand back all nodes of this permit but the first `keep`."""
         ...
 
 
 MakePermits = Callable[[Clock], PermitSource]
-"""Turns need the clock of the loop that asks."""
+"""A permit source needs the clock of the loop that asks."""
 
 
 class Alone:
@@ -90,26 +95,89 @@ class Tail:
     proxy: MovingProxy
     engines: int
     """One for each rollout node."""
-    turns: PermitSource
+    source: PermitSource
     scheduler: RolloutScheduler
     recorder: Emitter
 
     async def begin(self, nodes: int | None) -> None:
-        """A turn, on so many nodes; None: on all."""
+        """A permit, for so many nodes; None: for all."""
         await self.proxy.use(nodes or self.engines)
 
     async def run(self, partly: bool) -> None:
-        """Beside the wait for a batch; given up when the batch is there. `partly`: the turn began on some nodes."""
+        """Beside the wait for a batch; given up when the batch is there. `partly`: the permit began on some nodes."""
         if partly:
-            await self.turns.widened()
+            await self.source.widened()
             await self._use(self.engines)
         keep = ceil(TAIL_NODES * self.engines)
         await self.scheduler.ended(THRESHOLD)
-        await self.turns.awaited(keep)
+        await self.source.awaited(keep)
         await self.scheduler.ended(THRESHOLD)  # still: groups may have failed, and others begun in their place
         await self._use(keep)
-        await self.turns.narrow(keep)
+        await self.source.narrow(keep)
 
     async def _use(self, nodes: int) -> None:
         if moved := await self.proxy.use(nodes):
             self.recorder.emit("requests.move", moved=moved, nodes=nodes)
+
+
+class PermitGate:
+    """Where the loop asks for a pool before each phase. A job alone passes for free."""
+
+    def __init__(
+        self,
+        source: PermitSource,
+        fleet: Fleet,
+        scheduler: RolloutScheduler,
+        evaluation: EvaluationSchedule,
+        journal: Journal,
+        state: RunState,
+        recorder: Emitter,
+    ) -> None:
+        self._source = source
+        self._fleet = fleet
+        self._evaluation = evaluation
+        self._journal = journal
+        self._state = state
+        self.tail = _tail(source, fleet, scheduler, recorder)
+        """Of jobs with several rollout nodes that others may wait for."""
+        self._standing: AsyncExitStack | None = None
+        """The engines stand still, because it is not their turn."""
+        self._partly = False
+        """The rollout permit began on some of its nodes."""
+
+    async def take(self, pool: SharedPool, tokens: int = 0, partly: bool = False) -> None:
+        """Before a phase. Where pools are shared, engines stand still outside their turn, whatever they hold. `partly`:
+        it may begin on some of its nodes."""
+        if not self._source.shared:
+            return
+        await self._evaluation.settle()
+        if self._standing is None:
+            self._standing = AsyncExitStack()
+            await self._standing.enter_async_context(self._fleet.standing())
+        version = self._state.version
+        with self._journal.phase("permit", version):
+            nodes = await self._source.take(pool, version, tokens, partly and self.tail is not None)
+        if pool == "rollout":
+            self._partly = nodes is not None
+            if self.tail is not None:
+                await self.tail.begin(nodes)
+            await self._standing.aclose()
+            self._standing = None
+
+    @asynccontextmanager
+    async def making_room(self) -> AsyncIterator[None]:
+        """Around the wait for a batch."""
+        if self.tail is None:
+            yield
+            return
+        async with asyncio.TaskGroup() as tasks:
+            making_room = tasks.create_task(self.tail.run(self._partly), name="tail")
+            yield
+            making_room.cancel()
+
+
+def _tail(source: PermitSource, fleet: Fleet, scheduler: RolloutScheduler, recorder: Emitter) -> Tail | None:
+    """Where others may wait for nodes, and there is more than one."""
+    if not source.shared or len(fleet) == 1 or fleet.mover is None:
+        return None
+    return Tail(fleet.mover, len(fleet), source, scheduler, recorder)

@@ -17,38 +17,38 @@ from __future__ import annotations
 
 import asyncio
 
-from rollweave.pipelines.loop import Parts
+from rollweave.pipelines.loop import Loop
 
 
-async def rollart(parts: Parts, first: int, last: int) -> None:
+async def rollart(loop: Loop, first: int, last: int) -> None:
     async with asyncio.TaskGroup() as tasks:
-        updates = tasks.create_task(_update_engines(parts, first, last), name="updates")
+        updates = tasks.create_task(_update_engines(loop, first, last), name="updates")
         for step in range(first, last):
-            with parts.phase("sync_exposed", step):
-                await parts.weights.reached(step - parts.scheduler.bound.whole)  # older data would not be consumed
-            with parts.phase("get_batch", step):
-                batch = await parts.scheduler.get_batch(step)  # and refill rollout, up to alpha steps ahead
-            with parts.phase("train", step):
-                metrics = await parts.trainer.train_step(batch)
-            with parts.phase("sync_exposed", step):
-                await parts.weights.publish(step + 1)
-            if await parts.finish_step(batch, metrics):
+            with loop.phase("sync_exposed", step):
+                await loop.weights.reached(step - loop.scheduler.bound.whole)  # older data would not be consumed
+            with loop.phase("get_batch", step):
+                batch = await loop.scheduler.get_batch(step)  # and refill rollout, up to alpha steps ahead
+            with loop.phase("train", step):
+                metrics = await loop.trainer.train_step(batch)
+            with loop.phase("sync_exposed", step):
+                await loop.weights.publish(step + 1)
+            if await loop.finish_step(batch, metrics):
                 break
-        if not parts.stopping:
-            await parts.weights.reached(min(parts.version, last - 1))  # an update is not cut in two
+        if not loop.state.stopping:
+            await loop.weights.reached(min(loop.state.version, last - 1))  # an update is not cut in two
         updates.cancel()
-    await parts.finish_run()
+    await loop.finish_run()
 
 
-async def _update_engines(parts: Parts, first: int, last: int) -> None:
+async def _update_engines(loop: Loop, first: int, last: int) -> None:
     """Each version but the last, from which nothing is trained, as soon as the trainer has it, beside training; an
     evaluation under way ends first."""
     for version in range(first, last):
-        await parts.weights.published(version)
-        await parts.weights.stage(version)
-        await parts.settle_evaluation()
-        await parts.weights.commit(version)  # suspend, swap, resume; caches are rebuilt from tokens
-        if parts.done:
+        await loop.weights.published(version)
+        await loop.weights.stage(version)
+        await loop.evaluation.settle()
+        await loop.weights.commit(version)  # suspend, swap, resume; caches are rebuilt from tokens
+        if loop.state.done:
             return
-        parts.scheduler.advance(version)
-        parts.start_evaluation(version)
+        loop.scheduler.advance(version)
+        loop.evaluation.start(version)

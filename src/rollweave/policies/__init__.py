@@ -1,1 +1,1 @@
-"""What a policy is made of: a model, its tokenizer and the way a conversation becomes tokens."""
+"""The parts of a policy: a model, its tokenizer, and the way in which a conversation becomes tokens."""

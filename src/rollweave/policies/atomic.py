@@ -1,6 +1,6 @@
-"""Folders that appear all at once: written beside their final place, flushed to disk, then renamed.
+"""Writes a folder so that it appears complete or not at all: beside its final place, flushed to disk, then renamed.
 
-A crash leaves either the whole folder or none of it; a failure removes what was half written.
+A crash leaves either the whole folder or none of it. A failure removes the half-written folder.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ PARTIAL = ".partial-"
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Fill the yielded folder; it becomes `target` on leaving. OSErrors pass through, nothing is left behind."""
+    """Yield a folder to fill, which becomes `target` at the end. After an OSError, which passes, nothing is left."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{target.name}-", dir=target.parent))
     try:
         yield partial
-        partial.chmod(0o755)  # mkdtemp's 0700 is for secrets
+        partial.chmod(0o755)  # mkdtemp makes folders that only their owner can read
         _flush(partial)
         partial.rename(target)
         _flush_one(target.parent)

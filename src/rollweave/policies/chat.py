@@ -1,9 +1,9 @@
-"""How a conversation becomes tokens, append-only.
+"""Turns a conversation into tokens that are only ever appended.
 
-A chat template renders whole conversations. A trajectory only ever grows: after the first observation come the
-sampled answer, then the tokens that carry the next observation, and so on. `ChatFormat` finds out from the template
-itself what those next tokens are, by rendering a conversation with a sentinel for an answer and looking at what
-follows it. What was sampled is never rendered again, so a template that would rewrite it is refused.
+A chat template renders whole conversations, but a trajectory only grows: after the first observation come the
+sampled answer, then the tokens of the next observation, and so on. `ChatFormat` finds out from the template what
+those next tokens are: it renders a conversation with a marker in place of an answer and takes the text after the
+marker. Sampled tokens are never rendered again, so a template that would change them is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUESTION: Message = {"role": "user", "content": "rollweave-question"}
 
 
 class ChatFormat:
-    """Tokens for the observations of a trajectory: `open` for the first, `reply` for each later one."""
+    """Makes the tokens of a trajectory's observations: `open` for the first, `reply` for each later one."""
 
     def __init__(self, tokenizer: Any) -> None:
         if not tokenizer.chat_template:
@@ -32,29 +32,30 @@ class ChatFormat:
                 "instruction-tuned model, or add a chat_template.jinja file to the model's folder"
             )
         self.tokenizer = tokenizer
-        # Observations repeat (a board has few states): remembering them makes most replies a dictionary look-up.
+        # Observations repeat, because a board has few states. With a cache most replies are a dictionary look-up.
         remember = lru_cache(maxsize=4096)
         self._tokens_of_opening = remember(lambda text: self._shared(self._render(_messages(text))))
         self._tokens_after = remember(lambda text: self._shared(self._after_answer(_messages(text))))
-        self._multi_turn_checked = False  # only then: a single-turn job may use any template
+        self._multi_turn_checked = False  # checked by the first `reply`: a single-turn job may use any template
 
     @classmethod
     def of(cls, folder: Path) -> ChatFormat:
-        """The chat format of a Hugging Face folder."""
+        """Load the chat format of a Hugging Face folder."""
         from transformers import AutoTokenizer
 
         return cls(AutoTokenizer.from_pretrained(folder))
 
     def open(self, observation: Observation) -> TokenIds:
-        """The first observation, up to where the answer begins."""
+        """The tokens of the first observation, up to the position where the answer begins."""
         if isinstance(observation, str):
             return self._tokens_of_opening(observation)
         return token_ids(self._encode(self._render(observation)))
 
     def reply(self, observation: Observation, answered_end: bool) -> TokenIds:
-        """What to append after an answer: the next observation, up to where the next answer begins.
+        """The tokens to append after an answer: the next observation, up to the position where the next answer begins.
 
-        `answered_end`: the answer's last token was the end of turn (see `ended`); if not, it is given first.
+        `answered_end` says whether the answer's last token was the end of turn (see `ended`). If it was not, the
+        result begins with the end of turn.
         """
         if not self._multi_turn_checked:
             self.check_multi_turn()
@@ -65,7 +66,7 @@ class ChatFormat:
         return tokens[self._end_position(tokens.tolist()) + 1 :] if answered_end else tokens
 
     def ended(self, answer: TokenIds) -> bool:
-        """Whether a sampled answer closed its turn itself."""
+        """Whether a sampled answer ended with the end-of-turn token."""
         return len(answer) > 0 and answer.item(-1) in self.stop_tokens
 
     @cached_property
@@ -75,13 +76,13 @@ class ChatFormat:
         return (tokens[self._end_position(tokens)],)
 
     def check_multi_turn(self) -> None:
-        """Refuse a template under which a conversation does not simply grow. The first `reply` does this too."""
+        """Refuse a template that changes earlier parts of a growing conversation. The first `reply` does this too."""
         opened = self._render([_QUESTION])
         after = self._after_answer([_QUESTION])
         once = [_QUESTION, _assistant(_ANSWER), _QUESTION]
         twice = [*once, _assistant("again"), _QUESTION]
         if self._render(once) != opened + _ANSWER + after:
-            raise self._rewrites("what stands before an answer changes once it has been given")
+            raise self._rewrites("the text before an answer changes once the answer is there")
         if self._render(twice) != opened + _ANSWER + after + "again" + after:
             raise self._rewrites("later turns are not rendered like earlier ones")
         thought = f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}"
@@ -100,7 +101,7 @@ class ChatFormat:
         )
 
     def _end_position(self, tokens: Sequence[int]) -> int:
-        """Where the end of turn stands: the first special token after the answer."""
+        """The position of the end of turn, which is the first special token after the answer."""
         special = self._special_ids
         end = next((i for i, token in enumerate(tokens[:4]) if token in special), None)
         if end is None:

@@ -1,10 +1,8 @@
-"""The policy as a function: log-probs (and entropies) of chosen tokens in a padded micro-batch.
+"""Computes log-probs (and entropies) of chosen tokens in a padded micro-batch; loads and saves the policy's model.
 
 Two savings matter on any hardware. Rows are padded on the right and attention is causal, so no real token ever sees
 padding and no mask is needed. And the vocabulary projection, the widest matrix of a small model, is applied only at
-positions whose next token is asked for, in chunks, so that logits never fill the memory.
-
-transformers draws a progress bar for every load and save; bars of a second would tear the live view.
+positions whose next token is needed, and in chunks, so that the logits never fill the memory.
 """
 
 from __future__ import annotations
@@ -21,27 +19,19 @@ from torch.utils.checkpoint import checkpoint
 
 from rollweave.errors import ModelError
 
-
-def no_progress_bars() -> None:
-    """In this process, from now on."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
 LOGITS_AT_ONCE = 2**26
 """Elements of a chunk of logits (256 MB in float32)."""
 
 
 def load_model(folder: Path) -> Any:
-    """A Hugging Face causal LM in float32. Never in training mode: dropout would make new and old policy differ."""
+    """Load a Hugging Face causal LM in float32, in evaluation mode: dropout would make new and old policy differ."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     no_progress_bars()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:  # cut short, of other shapes, half there
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:  # truncated, of other shapes, or incomplete
         raise ModelError(
             f"the weights in {folder} cannot be loaded ({error}); fetch the model again, all its files"
         ) from error
@@ -50,7 +40,7 @@ def load_model(folder: Path) -> Any:
 
 
 def _make_savable(model: Any) -> None:
-    """Some published generation settings contradict each other: they load, but saving them would fail hours later."""
+    """Replace generation settings that contradict each other: they load, but saving them hours later would fail."""
     from transformers import GenerationConfig
 
     try:
@@ -60,7 +50,7 @@ def _make_savable(model: Any) -> None:
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write the Hugging Face files of a policy into an existing folder. A full disk is an OSError, whoever met it."""
+    """Write the Hugging Face files of a policy into an existing folder. A full disk always raises an OSError."""
     from safetensors import SafetensorError
 
     try:
@@ -70,14 +60,22 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
         raise OSError(str(error)) from error
 
 
-def fill_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Cut sequences into micro-batches of at most `budget` padded tokens (a longer sequence gets its own).
+def no_progress_bars() -> None:
+    """Turn off the progress bars of transformers in this process, because they would destroy the live view."""
+    from transformers.utils import logging
 
-    Neighbours in length go together, which keeps padding small. Deterministic: ties keep the given order.
+    logging.disable_progress_bar()
+
+
+def fill_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Divide sequences into micro-batches of at most `budget` padded tokens (a longer sequence gets its own).
+
+    Sequences of similar length go together, which keeps padding small. Sequences of equal length keep their order, so
+    the result is deterministic.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        # Sorted from the longest: the first row of a batch decides its width.
+        # The longest sequences come first, so the first row of a batch determines its width.
         if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= budget:
             batches[-1].append(index)
         else:
@@ -86,7 +84,7 @@ def fill_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def pad_rows(rows: Sequence[ArrayLike]) -> Tensor:
-    """Token rows as one tensor, zeros on the right (no loss looks at them)."""
+    """Make one tensor of the token rows, padded with zeros on the right, where no real token attends to them."""
     arrays = [np.asarray(row, np.int64) for row in rows]
     padded = np.zeros((len(arrays), max(map(len, arrays))), np.int64)
     for place, array in enumerate(arrays):
@@ -97,9 +95,9 @@ def pad_rows(rows: Sequence[ArrayLike]) -> Tensor:
 def token_logprobs(
     model: Any, tokens: Tensor, rows: Tensor, columns: Tensor, temperature: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each token at (row, column) given what precedes it, and the entropy it was drawn with.
+    """The log-prob of each token at (row, column) given the tokens before it, and the entropy at that position.
 
-    Both are of the distribution softmax(logits / temperature), one temperature per token.
+    Both belong to the distribution softmax(logits / temperature), with one temperature per token.
     """
     return logprobs_at(model, token_states(model, tokens, rows, columns), tokens[rows, columns], temperature)
 
@@ -111,7 +109,7 @@ def token_states(model: Any, tokens: Tensor, rows: Tensor, columns: Tensor) -> T
 
 
 def logprobs_at(model: Any, hidden: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target and the entropy there, from the states that predict them."""
+    """The log-prob of each target and the entropy at its position, from the states that predict the targets."""
     weight: Tensor = model.get_output_embeddings().weight
     chunk = max(1, LOGITS_AT_ONCE // weight.shape[0])
     if len(targets) <= chunk:

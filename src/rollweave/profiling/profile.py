@@ -1,15 +1,12 @@
-"""`rollweave profile`: from a job to what its real parts take on this machine.
+"""`rollweave profile`: measures what the real parts of a job take on this machine, and writes the profile file.
 
-    1  play it for a few steps, generation and training taking turns, then with both at once
+    1  play the job for a few steps, first with generation and training alternating, then with both at once
     2  time the engine, the trainer, the environments and the rewards alone
 
-The result is a simulation file of the job on a device called after it. What passing turns around costs is not timed
-but found: `simulation/calibration.py` asks what it must be for the simulation to take as long as the sample did.
-
-The profile file: a simulation file of the job, on a device that was measured.
-
-`rollweave simulate` runs it as it is, with overrides if need be (`pipeline.type=sync`); a cluster file may hold its
-device among its own.
+The profile is a simulation file of the job, on a device that is named after the job and has the measured times.
+`rollweave simulate` runs it, with overrides if wanted (`pipeline.type=sync`), and a cluster file may use its device.
+The cost of passing turns through hosts is not timed: `simulation/calibration.py` finds the value with which the
+simulation takes as long as the sample did.
 """
 
 from __future__ import annotations
@@ -21,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollweave.config.control import RollArtPipeline, SyncPlusPipeline
 from rollweave.config.document import dump
 from rollweave.config.environments import EnvironmentConfig, MixtureConfig
 from rollweave.config.hardware import DEVICES, Device, HostTimes, Measured, Observed, WeightTimes
-from rollweave.config.job import InlineRuntime, Job, RollArtPipeline, SyncPlusPipeline
+from rollweave.config.job import InlineRuntime, Job
 from rollweave.config.load import load_file
 from rollweave.config.models import ModelSpec
 from rollweave.config.scenario import Scenario
@@ -42,96 +40,37 @@ if TYPE_CHECKING:
     from rollweave.training.trainer import TorchTrainer
 
 
-SAMPLE_STEPS, WARMUP = 16, 4
-
-
-def device(name: str, measured: Measured) -> Device:
-    """A CPU of the catalogue, with what was measured of it."""
-    changes = {"name": f"{name}-machine", "measured": measured, "source": "rollweave profile"}
-    return DEVICES["CPU"].model_copy(update=changes)
-
-
-def scenario_of(job: Job, device: Device, model: ModelSpec, tasks: Sequence[TaskModel]) -> Scenario:
-    """The job as a simulation of itself."""
-    data = {
-        "name": job.name,
-        "seed": job.seed,
-        "steps": SAMPLE_STEPS,
-        "warmup": WARMUP,
-        "model": model.name,
-        "models": [_plain(model)],
-        "cluster": {"pools": _pools(job, device.name), "devices": [_plain(device)]},
-        "workload": {"tasks": [_plain(task) for task in tasks]},
-        "rollout": _plain(job.rollout),
-        "pipeline": _plain(job.pipeline),
-        "weights": _plain(job.weights),
-    }
-    return Scenario.model_validate_json(json.dumps(data))
-
-
-def _pools(job: Job, device: str) -> list[dict[str, Any]]:
-    engine = {"max_batch": job.engine.slots, "kv_tokens": job.engine.slots * job.rollout.max_context}
-    if isinstance(job.runtime, InlineRuntime) or job.runtime.placement == "colocated":
-        return [{"name": "machine", "device": device, "count": 1, "role": "colocated", **engine}]
-    return [
-        {"name": "engine", "device": device, "count": 1, "role": "rollout", **engine},
-        {"name": "trainer", "device": device, "count": 1, "role": "train"},
-    ]
-
-
-def write_profile(profile: Scenario, path: Path) -> Path:
-    try:
-        path.write_text(HEADER + dump(profile.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write the profile to {path}: {error.strerror}; name another file with -o") from error
-    return path
-
-
-def load_profile(path: Path) -> Scenario:
-    """Read a profile; refuses a simulation file in which nothing was measured."""
-    profile = load_file(path, Scenario)
-    if not any(device.measured for device in profile.cluster.devices):
-        raise ConfigError(f"{path} is not a profile: no device in it was measured; make one with `rollweave profile`")
-    return profile
-
-
-HEADER = "# Made by `rollweave profile`: a job as a simulation of itself, on this machine.\n"
-
-
-def _plain(section: Any) -> Any:
-    return section.model_dump(mode="json")
-
-
 STEPS = 6
-"""Of each sample, beside the first ones."""
+"""The measured steps of each sample; a few more are played before them."""
 
 Say = Callable[[str], None]
+"""Called with a few words on what is measured next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Everything that was timed: the job as a simulation, and what two samples of it really took."""
+    """What was measured: the job as a simulation, and what the steps of two real samples took."""
 
     scenario: Scenario
-    in_turns: Observed
+    alternating: Observed
     overlapped: Observed | None
-    """None: on this runtime nothing overlaps."""
+    """None if nothing overlaps on the job's runtime."""
 
 
 def measure(job: Job, say: Say, steps: int = STEPS) -> Measurements:
-    """Takes a minute or two, and wants the machine for itself."""
+    """Measure the job. This takes a minute or two; nothing else should run on the machine meanwhile."""
     job = _quiet(job)
     with tempfile.TemporaryDirectory(prefix="rollweave-profile-") as folder:
         blueprint = _blueprint(job, Path(folder), say)
-        say(f"playing {steps} steps, generation and training taking turns")
-        taking_turns = play(_in_turns(job), blueprint, steps)
+        say(f"playing {steps} steps, generation and training alternating")
+        alternating = play(_alternating(job), blueprint, steps)
         overlapped = None
         if _overlaps(job):
             say(f"playing {steps} steps, generation beside training")
             overlapped = play(_overlapping(job), blueprint, steps)
         return Measurements(
-            _time_parts(job, blueprint, taking_turns, say),
-            taking_turns.observed(),
+            _time_parts(job, blueprint, alternating, say),
+            alternating.observed(),
             overlapped.observed() if overlapped else None,
         )
 
@@ -145,7 +84,7 @@ def _time_parts(job: Job, blueprint: Blueprint, sample: Sample, say: Say) -> Sce
     first = [len(trajectory.turns[0].observation.tokens) for trajectory in sample.trajectories]
     lengths = Lengths(sum(first) // len(first), max(1, sum(seen) // len(seen)))
     say("timing the engine alone")
-    torch.set_num_threads(max(engine_threads, trainer_threads))  # can be lowered later, but not raised
+    torch.set_num_threads(max(engine_threads, trainer_threads))  # the number can be lowered later, but not raised
     torch.set_num_threads(engine_threads)
     engine = measure_engine(blueprint.engine(), job.engine.slots, lengths)
     say("timing the trainer alone")
@@ -172,15 +111,15 @@ def _time_parts(job: Job, blueprint: Blueprint, sample: Sample, say: Say) -> Sce
     )
 
 
-# --------------------------------------------------------------------------------------------- the job, adapted
+# ------------------------------------------------------------------------------- the job, changed for measuring
 
 
 def _quiet(job: Job) -> Job:
-    """The job without what is not to be timed. Configured latencies are known: they need no measurement."""
+    """The job without the parts that are not timed: evaluation, checkpoints, and latencies, which are known."""
     return job.model_copy(
         update={
             "environment": without_latency(job.environment),
-            "training": job.training.model_copy(update={"learning_rate": 0.0}),  # episodes stay as they are
+            "training": job.training.model_copy(update={"learning_rate": 0.0}),  # so that episodes keep their lengths
             "evaluation": job.evaluation.model_copy(update={"every": 0, "target": None}),
             "checkpoint": job.checkpoint.model_copy(update={"every": 0}),
         }
@@ -196,20 +135,12 @@ def without_latency(environment: EnvironmentConfig) -> EnvironmentConfig:
     return environment.model_copy(update={"of": tuple(members)})
 
 
-def _in_turns(job: Job) -> Job:
+def _alternating(job: Job) -> Job:
     return job.model_copy(update={"pipeline": SyncPlusPipeline(type="sync+")})
 
 
 def _overlapping(job: Job) -> Job:
-    loss = job.training.loss
-    if loss.undecided:  # the job's own pipeline is synchronous, and what the ratio divides by does not matter here
-        loss = loss.model_copy(update={"denominator": "behaviour"})
-    return job.model_copy(
-        update={
-            "pipeline": RollArtPipeline(type="rollart", alpha=1.0),
-            "training": job.training.model_copy(update={"loss": loss}),
-        }
-    )
+    return job.model_copy(update={"pipeline": RollArtPipeline(type="rollart", alpha=1.0)})
 
 
 def _overlaps(job: Job) -> bool:
@@ -217,7 +148,7 @@ def _overlaps(job: Job) -> bool:
 
 
 def threads(job: Job) -> tuple[int, int]:
-    """Of engine and trainer, as the runtime would give them."""
+    """The threads of engine and trainer, as the runtime would set them."""
     if isinstance(job.runtime, InlineRuntime):
         return (job.runtime.threads or cores(),) * 2
     plan = layout(job, job.runtime)
@@ -234,7 +165,7 @@ def _blueprint(job: Job, folder: Path, say: Say) -> Blueprint:
     return Blueprint(job, policy, environments)
 
 
-# -------------------------------------------------------------------------------------------------- what was found
+# ------------------------------------------------------------------------------------------- measured values
 
 
 def weight_times(sample: Sample) -> WeightTimes:
@@ -262,3 +193,66 @@ def model_spec(name: str, trainer: TorchTrainer) -> ModelSpec:
         bytes_per_value=4,
         source="the job's policy, float32",
     )
+
+
+# ------------------------------------------------------------------------------------------ the profile file
+
+SAMPLE_STEPS, WARMUP = 16, 4
+"""Steps of the simulation, and how many of them its averages leave out."""
+
+
+HEADER = "# Made by `rollweave profile`: a simulation of a job with the times measured on this machine.\n"
+
+
+def device(name: str, measured: Measured) -> Device:
+    """The CPU of the catalogue, with the measured times."""
+    changes = {"name": f"{name}-machine", "measured": measured, "source": "rollweave profile"}
+    return DEVICES["CPU"].model_copy(update=changes)
+
+
+def scenario_of(job: Job, device: Device, model: ModelSpec, tasks: Sequence[TaskModel]) -> Scenario:
+    """Make the simulation file of the job."""
+    data = {
+        "name": job.name,
+        "seed": job.seed,
+        "training": {"steps": SAMPLE_STEPS},
+        "warmup": WARMUP,
+        "model": model.name,
+        "models": [_plain(model)],
+        "cluster": {"pools": _pools(job, device.name), "devices": [_plain(device)]},
+        "workload": {"tasks": [_plain(task) for task in tasks]},
+        "rollout": _plain(job.rollout),
+        "pipeline": _plain(job.pipeline),
+        "weights": _plain(job.weights),
+    }
+    return Scenario.model_validate_json(json.dumps(data))
+
+
+def _pools(job: Job, device: str) -> list[dict[str, Any]]:
+    engine = {"slots": job.engine.slots, "kv_tokens": job.engine.slots * job.rollout.max_context}
+    if isinstance(job.runtime, InlineRuntime) or job.runtime.placement == "colocated":
+        return [{"name": "machine", "device": device, "count": 1, "role": "colocated", **engine}]
+    return [
+        {"name": "engine", "device": device, "count": 1, "role": "rollout", **engine},
+        {"name": "trainer", "device": device, "count": 1, "role": "train"},
+    ]
+
+
+def write_profile(profile: Scenario, path: Path) -> Path:
+    try:
+        path.write_text(HEADER + dump(profile.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write the profile to {path}: {error.strerror}; name another file with -o") from error
+    return path
+
+
+def load_profile(path: Path) -> Scenario:
+    """Read a profile. A simulation file without a measured device is refused."""
+    profile = load_file(path, Scenario)
+    if not any(device.measured for device in profile.cluster.devices):
+        raise ConfigError(f"{path} is not a profile: no device in it was measured; make one with `rollweave profile`")
+    return profile
+
+
+def _plain(section: Any) -> Any:
+    return section.model_dump(mode="json")

@@ -1,6 +1,6 @@
-"""A short real run of a job: its episodes, its rows of metrics, its weight updates.
+"""Runs a job for a few real steps and keeps its episodes, its metrics rows and its weight updates.
 
-It runs the production machinery and pipeline, but keeps everything in memory and shows nothing.
+The run uses the production runtime and pipeline, but keeps everything in memory and prints nothing.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from rollweave.config.hardware import Observed
 from rollweave.config.job import Job
 from rollweave.engines.protocol import Engine
 from rollweave.environments.registry import source
+from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import MemoryRecorder
-from rollweave.pipelines.assemble import Listeners, assemble, pipeline
+from rollweave.pipelines.assemble import assemble
 from rollweave.pipelines.journal import MetricsRow
-from rollweave.runs.session import start_machinery
-from rollweave.runtimes.blueprint import Blueprint
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.runtimes.blueprint import Blueprint, start_runtime
 from rollweave.trajectory import Trajectory
 
 QUESTIONS = 20
 
 SKIPPED = 4
-"""The first steps fill the pipeline and warm the processes up; meanwhile the runtime gets a spare engine ready."""
+"""Steps that are not measured: they fill the pipeline and warm up the processes, and a spare engine starts."""
 
 
 @dataclass(slots=True)
 class Sample:
-    """The steady steps of a short run."""
+    """The measured steps of a short run."""
 
     rows: list[MetricsRow]
     trajectories: list[Trajectory]
     publishes: list[dict[str, Any]]
     stagings: list[dict[str, Any]]
-    """What the event of each new version says."""
+    """The data of the events of each new version, here and in the fields around."""
     commits: list[dict[str, Any]]
     round_trip: float
-    """Seconds from a process to the engine and back."""
+    """Seconds of a message from a process to the engine and back."""
 
     def observed(self) -> Observed:
         return Observed(
@@ -56,7 +57,7 @@ class Sample:
 
 
 def play(job: Job, blueprint: Blueprint, steps: int) -> Sample:
-    """Run `steps` steps and a few before them."""
+    """Run `steps` measured steps after a few that are not measured."""
     blueprint = Blueprint(job, blueprint.policy, blueprint.environments, blueprint.rewards)
     with tempfile.TemporaryDirectory(prefix="rollweave-profile-") as folder:
         return run_wall(lambda clock: _run(job, blueprint, steps, Path(folder), clock))
@@ -68,18 +69,27 @@ async def _run(job: Job, blueprint: Blueprint, steps: int, folder: Path, clock: 
     recorder = MemoryRecorder(clock.now)
     rows: list[MetricsRow] = []
     trajectories: list[Trajectory] = []
-    listeners = Listeners(
-        recorder,
-        on_row=[lambda step, row: rows.append(row)],
-        on_trajectories=[lambda step, batch: trajectories.extend(batch)],
-    )
     stop_tokens = ChatFormat.of(blueprint.policy).stop_tokens
     tasks = source(job.environment, job.seed, Path())
-    async with start_machinery(blueprint, clock, folder, recorder) as machinery:
-        parts = assemble(job, machinery, tasks, stop_tokens, folder, clock, listeners)
-        await pipeline(job)(parts, 0, SKIPPED + steps)
-        round_trip = await _round_trip(machinery.engines[0], clock)
-        parts.scheduler.close()
+    control = job.control.model_copy(update={"steps": SKIPPED + steps})
+    fleet, dispatcher = Fleet(), Dispatcher(job.rollout.scheduling)
+    async with start_runtime(blueprint, fleet, dispatcher, clock, folder, recorder) as trainer:
+        drive = assemble(
+            control,
+            fleet,
+            dispatcher,
+            trainer,
+            tasks,
+            stop_tokens,
+            folder,
+            clock,
+            recorder,
+            on_row=[lambda step, row: rows.append(row)],
+            on_trajectories=[lambda step, batch: trajectories.extend(batch)],
+        )
+        await drive.advance()
+        round_trip = await _round_trip(fleet.serving()[0].engine, clock)
+        drive.loop.scheduler.close()
     return Sample(
         _steady(rows),
         trajectories,
@@ -91,7 +101,7 @@ async def _run(job: Job, blueprint: Blueprint, steps: int, folder: Path, clock: 
 
 
 async def _round_trip(engine: Engine, clock: Clock) -> float:
-    """A question that takes the engine no time."""
+    """Measure a call that takes the engine no time of its own."""
     times = []
     for _ in range(QUESTIONS):
         began = clock.now()

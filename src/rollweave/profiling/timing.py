@@ -1,9 +1,8 @@
-"""Measures an engine's steps: by batch size, by what lies in its caches, by the context it computes.
+"""Measures the steps of the real engine and the real trainer, each alone.
 
-Every measurement is of whole steps of the production engine. Requests come in turns of the lengths that the job's own
-episodes have, since many short pieces of context cost more than one long piece of as many tokens.
-
-Measures train steps on the job's own trajectories: what a step costs by itself, and what each token adds.
+Engine steps are measured for several batch sizes, cache sizes and lengths of context. Requests come in turns of the
+lengths that the job's own episodes have, because many short pieces of context cost more than one long piece of as many
+tokens. Train steps are measured on the job's own trajectories: what a step costs by itself, and what each token adds.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ if TYPE_CHECKING:
 
 
 REPEATS = 9
-"""Steps of a kind, of which the median counts: the quickest is what a step can take, not what it takes."""
+"""Number of steps of each kind. The median counts, because the fastest step is faster than a usual one."""
 
 PAUSE = 0.05
-"""Seconds in which the machine forgets an engine: caches go cold, cores go to sleep."""
+"""Seconds of a pause that is long enough for caches to go cold and cores to sleep."""
 
 TOKEN = 5
-"""Any token: what is computed does not depend on it."""
+"""An arbitrary token: the time of a step does not depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of the episodes to come, in tokens."""
+    """Mean lengths in the job's episodes, in tokens."""
 
     prompt: int
     observation: int
 
 
 def measure_engine(engine: TorchEngine, slots: int, lengths: Lengths) -> EngineTimes:
-    """The times of an engine with nothing else to do."""
+    """Measure the times of an engine on an otherwise idle machine."""
     probe = _Probe(engine)
     short, long = min(lengths.prompt, engine.max_context // 4), engine.max_context // 2
     batches = [batch for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256) if batch < slots] + [slots]
@@ -59,17 +58,19 @@ def measure_engine(engine: TorchEngine, slots: int, lengths: Lengths) -> EngineT
 
 
 def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
-    """A smaller batch never takes longer; where it seemed to, something else was at work on the machine."""
+    """Make the times rise with the batch size: where a smaller batch took longer, something else disturbed it."""
     return tuple(round(min(seconds[place:]), 7) for place in range(len(seconds)))
 
 
 class _Probe:
+    """Sends requests to an engine and times its steps."""
+
     def __init__(self, engine: TorchEngine) -> None:
         self._engine = engine
         self._numbers = count()
 
     def decode(self, batch: int, context: int) -> float:
-        """Seconds of a step that decodes for `batch` requests with about `context` tokens each."""
+        """Seconds of a step that decodes one token for each of `batch` requests with about `context` tokens."""
         steps_of_context = 1 + batch * context // self._engine.prefill_tokens
         names = self._ask(batch, context, steps_of_context + REPEATS + 1)
         for _ in range(steps_of_context):
@@ -79,7 +80,7 @@ class _Probe:
         return median(seconds)
 
     def prefill(self, batch: int, lengths: Lengths, decode: float) -> float:
-        """Seconds per token of context beyond the last one of each, which a decoding step computes as well."""
+        """Seconds per token of context, without the last token of each request, which a decode step computes too."""
         seconds = []
         names = self._ask(batch, lengths.prompt, 1)
         self._drain()
@@ -137,7 +138,7 @@ TRAIN_REPEATS = 3
 
 
 def measure_trainer(trainer: TorchTrainer, trajectories: Sequence[Trajectory], groups_per_step: int) -> TrainerTimes:
-    """The times of a trainer with nothing else to do, from a small batch and a whole one."""
+    """Measure the times of a trainer on an otherwise idle machine, with a small batch and a whole one."""
     groups = grouped(trajectories)
     whole, small = groups[:groups_per_step], groups[: max(1, groups_per_step // 4)]
     trainer.train_step(Batch(0, small))  # the first one pays for allocations
@@ -147,7 +148,7 @@ def measure_trainer(trainer: TorchTrainer, trajectories: Sequence[Trajectory], g
 
 
 def line(tokens: int, seconds: float, more_tokens: int, more_seconds: float) -> TrainerTimes:
-    """Through two measurements; without a fixed part where they would ask for a negative one."""
+    """Fit a line through two measurements; the fixed part is left out if it would be negative."""
     if more_tokens == tokens:
         return TrainerTimes(step=0.0, token=seconds / tokens)
     slope = max(0.0, (more_seconds - seconds) / (more_tokens - tokens))
@@ -158,7 +159,7 @@ def line(tokens: int, seconds: float, more_tokens: int, more_seconds: float) -> 
 
 
 def grouped(trajectories: Sequence[Trajectory]) -> list[Group]:
-    """The groups they came in."""
+    """Put the trajectories back into their groups."""
     ordered = sorted(trajectories, key=lambda t: (t.group, t.member))
     return [
         Group(number, members[0].task, members)
@@ -172,4 +173,4 @@ def _seconds(trainer: TorchTrainer, groups: list[Group]) -> float:
         began = time.perf_counter()
         trainer.train_step(Batch(trainer.version, groups))
         seconds.append(time.perf_counter() - began)
-    return min(seconds)  # the others met something else on the machine
+    return min(seconds)  # the other runs were disturbed by something else on the machine

@@ -14,7 +14,7 @@ scored again after a crash. Raising makes the attempt `reward-failed`: it is lef
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,6 @@ class RewardResult:
     value: float
     parts: dict[str, float] = field(default_factory=dict)
     """Shown in transcripts; not added to `value`."""
-
-
-RewardFunction = Callable[[Trajectory], "float | RewardResult | Awaitable[float | RewardResult]"]
 
 
 ENVIRONMENT = "environment"

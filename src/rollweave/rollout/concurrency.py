@@ -11,12 +11,10 @@ off the edge costs far more than staying just below it, so where it was last fou
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollweave.clock import Clock, DeadlineExceeded
-from rollweave.engines.protocol import Engine, EngineStats
+from rollweave.fleet.fleet import Fleet, FleetStats
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
 
@@ -68,7 +66,7 @@ def decide(limit: int, floor: int, ceiling: int, pressure: Pressure) -> int:
 class AdaptiveConcurrency:
     def __init__(
         self,
-        engines: Sequence[Engine],
+        fleet: Fleet,
         dispatcher: Dispatcher,
         clock: Clock,
         recorder: Emitter,
@@ -76,7 +74,7 @@ class AdaptiveConcurrency:
         floor: int,
         ceiling: int,
     ) -> None:
-        self._engines = list(engines)
+        self._fleet = fleet
         self._dispatcher = dispatcher
         self._clock = clock
         self._recorder = recorder
@@ -99,27 +97,25 @@ class AdaptiveConcurrency:
                 self._apply(self._pressure(before, now))
             before = now
 
-    async def _look(self) -> list[EngineStats]:
-        """Every engine's counters; nothing if one does not answer, which is for others to deal with."""
+    async def _look(self) -> FleetStats | None:
+        """The engines' counters; None if one does not answer, which is for others to deal with."""
         try:
             with self._clock.wait("concurrency", "the engines' counters", LOOK_EVERY_SECONDS):
-                return await asyncio.gather(*(engine.stats() for engine in self._engines))
+                return await self._fleet.look()
         except DeadlineExceeded:
-            return []
+            return None
 
-    def _pressure(self, before: list[EngineStats], now: list[EngineStats]) -> Pressure:
-        pairs = list(zip(before, now, strict=True))
+    def _pressure(self, before: FleetStats, now: FleetStats) -> Pressure:
+        a, b = before.totals, now.totals
         playing, self._playing = self._playing, self._dispatcher.playing
         return Pressure(
-            evictions=sum(b.evictions - a.evictions for a, b in pairs),
-            computed=sum(
-                b.prefilled_tokens - a.prefilled_tokens + b.sampled_tokens - a.sampled_tokens for a, b in pairs
-            ),
-            recomputed=sum(b.recomputed_tokens - a.recomputed_tokens for a, b in pairs),
-            running=sum(b.running for _, b in pairs),
-            waiting=sum(b.waiting for _, b in pairs),
+            evictions=b.evictions - a.evictions,
+            computed=b.prefilled_tokens - a.prefilled_tokens + b.sampled_tokens - a.sampled_tokens,
+            recomputed=b.recomputed_tokens - a.recomputed_tokens,
+            running=sum(engine.running for engine in now.engines),
+            waiting=sum(engine.waiting for engine in now.engines),
             playing=max(playing, self._playing),
-            updated=any(a.version != b.version for a, b in pairs),
+            updated=before.versions != now.versions,
         )
 
     def _apply(self, pressure: Pressure) -> None:

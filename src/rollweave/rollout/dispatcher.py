@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rollweave.clock import Waiting
 from rollweave.observability.events import Emitter
 from rollweave.rollout.link import Cancel, Endpoint, Lease, Report, Transport
 from rollweave.trajectory import Outcome, Trajectory
 
 OnReport = Callable[[Lease, Report], None]
+
+
+async def _no_other_process() -> list[Waiting]:
+    return []
 
 
 @dataclass(slots=True)
@@ -53,6 +58,8 @@ class Dispatcher:
         """The most episodes to play at once over all hosts; None: as many as they have room for."""
         self.recorder: Emitter | None = None
         """Hears when an episode begins and ends, and how much room is left then."""
+        self.ask_waits: Callable[[], Awaitable[list[Waiting]]] = _no_other_process
+        """Who waits in hosts of other processes, which have clocks of their own; a runtime with such hosts sets it."""
         self._scheduling = scheduling
         self._seats: list[_Seat] = []
         self._numbers = itertools.count()

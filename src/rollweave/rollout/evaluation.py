@@ -1,7 +1,7 @@
 """Evaluation beside training: greedy episodes on held-out tasks under one pinned version.
 
-They use the same hosts and engines, but stand outside staleness and the ledger. The version is pinned by
-holding back the next weight update until `result` has returned.
+They use the same hosts and engines, but stand outside staleness and the ledger. The pipeline pins the version: it
+awaits `settle` or `result` before the engines get other weights.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollweave.clock import Clock
+from rollweave.config.control import EvaluationConfig
 from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed
 from rollweave.observability.events import Emitter
@@ -65,7 +66,7 @@ class Evaluator:
         self._version = 0
 
     def start(self, version: int) -> None:
-        """Begin to evaluate the version the engines have now, unless that is under way already."""
+        """Begin to evaluate the version the engines have now, unless that was begun and its result is not taken yet."""
         if self._under_way and self._version == version:
             return
         self._version = version
@@ -76,7 +77,7 @@ class Evaluator:
             self._submit(index, attempt=0)
 
     async def result(self) -> Evaluation | None:
-        """Wait for the evaluation under way; None if there is none."""
+        """Wait for the evaluation under way and take its result; None if there is none."""
         if not self._under_way:
             return None
         await self._wait("weight update")
@@ -126,3 +127,39 @@ class Evaluator:
         else:
             self._failed.append(report.trajectory)
         self._reported.set()
+
+
+class EvaluationSchedule:
+    """When a run evaluates: every so many versions and at the end, or never."""
+
+    def __init__(self, config: EvaluationConfig, evaluator: Evaluator | None) -> None:
+        """`evaluator`: none if there is nothing to evaluate on."""
+        self._config = config
+        self._evaluator = evaluator
+
+    @property
+    def wanted(self) -> bool:
+        return self._evaluator is not None
+
+    def due(self, version: int) -> bool:
+        """Whether this version is to be evaluated."""
+        return self._evaluator is not None and version % self._config.every == 0
+
+    def start(self, version: int, last: bool = False) -> None:
+        """Begin to evaluate what the engines have now, if it is due; training goes on meanwhile."""
+        if self._evaluator is not None and (last or self.due(version)):
+            self._evaluator.start(version)
+
+    async def settle(self) -> None:
+        """The weights that an evaluation looks at may not change before it has ended."""
+        if self._evaluator is not None:
+            await self._evaluator.settle()
+
+    async def result(self) -> Evaluation | None:
+        """Wait for the evaluation under way; None if there is none."""
+        return None if self._evaluator is None else await self._evaluator.result()
+
+    def reaches_target(self, evaluation: Evaluation | None) -> float | None:
+        """The target, if this evaluation reaches it."""
+        target = self._config.target
+        return target if evaluation is not None and target is not None and evaluation.reward >= target else None

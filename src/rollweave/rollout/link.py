@@ -1,10 +1,11 @@
 """Messages between driver and hosts: at least once on the way, exactly once at the other end.
 
-Each side keeps what it said until the other side confirms it, and says it again after `retry_seconds`; each
-side remembers what it has heard, so a repetition changes nothing. Everything said within one tick of the loop
-travels as one packet. How packets travel (and get lost) is the transport's business: within one process it is
-the other end's `receive`, `simulation.transport` delays, drops, duplicates and reorders, `cluster.ray` crosses
-process borders.
+Each side keeps what it said until the other side confirms it. A timer runs while anything is unconfirmed: every
+`retry_seconds` all of it is said again. Each side remembers what it has heard, so a repetition changes nothing.
+Everything said within one tick of the loop travels as one packet. How packets travel (and get lost) is the transport's
+business: within one process it is the other end's `receive`; `simulation/world/hosts.py` delays, drops and
+duplicates packets and so reorders them; on Ray, `runtimes/ray_keepers.py` and `runtimes/ray_workers.py` carry them
+between processes.
 
 What the driver and its environment hosts say to each other.
 """
@@ -25,10 +26,12 @@ Out = TypeVar("Out")
 In = TypeVar("In")
 
 RETRY_SECONDS = 5.0
-"""Long against any transport's round trip, short against an episode."""
+"""Longer than the round trip of a transport that works, so that a message is seldom said twice; short enough that an
+environment whose lease was lost does not stand idle for long."""
 
 REMEMBERED = 100_000
-"""Ids an end remembers having heard; a repetition cannot be older than that many messages."""
+"""Ids an end remembers having heard. A repetition that comes later than that many other messages would be heard
+again."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Protocol
 
 from rollweave.clock import Clock, DeadlineExceeded
-from rollweave.config.job import Deadlines
+from rollweave.config.control import ControlConfig, Deadlines
 from rollweave.engines.protocol import Completion, Request
 from rollweave.environments.protocol import Environment, Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed, RollweaveError
@@ -102,6 +102,31 @@ class Stage:
     barrier: TurnBarrier | None = None
     prompt_replication: bool = True
     """Off: the members of a group share an engine worker."""
+
+    @classmethod
+    def of(
+        cls,
+        control: ControlConfig,
+        clock: Clock,
+        proxy: LLMProxy,
+        environment: Callable[[Task], Environment],
+        dialogue: Dialogue,
+        scorer: Scores,
+    ) -> Stage:
+        """With the limits of a job or a scenario."""
+        rollout = control.rollout
+        return cls(
+            clock,
+            proxy,
+            environment,
+            dialogue,
+            scorer,
+            rollout.deadlines,
+            rollout.max_turns,
+            rollout.max_context,
+            TurnBarrier() if control.pipeline.type == "sync" else None,
+            rollout.prompt_replication,
+        )
 
 
 class EpisodeCancelled(RollweaveError):

@@ -384,7 +384,9 @@ class RolloutScheduler:
         """The bound is kept by admission; this is the check that it was, where samples are consumed."""
         staleness = [batch.step - group.oldest_version for group in batch.groups]
         if self.plan.policy != "start_only" and not self.bound.keeps(staleness):
-            raise LedgerError(f"step {batch.step}: staleness {sorted(staleness)} exceeds alpha {self.bound.alpha:g}")
+            raise LedgerError(
+                f"step {batch.step}: the staleness bound (alpha) {self.bound.alpha:g} is exceeded: {sorted(staleness)}"
+            )
 
 
 def _some(members: list[int]) -> str:

@@ -10,12 +10,14 @@ from statistics import fmean
 from typing import Any
 
 from rollweave.clock import Clock, run_wall
-from rollweave.config.job import Job
+from rollweave.config.job import HUB_NAME, Job, TinyModel
 from rollweave.config.load import load_job, parse_job
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import ConfigError, first_cause
+from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import Recorder
 from rollweave.pipelines.assemble import greedy
+from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.evaluation import Evaluation, Evaluator
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.training.checkpoint import newest
@@ -24,7 +26,7 @@ from rollweave.weights.store import MemoryStore
 
 def evaluate(target: str, overrides: Sequence[str], tasks: int) -> dict[str, Any]:
     """The result as one flat object, for printing or for a program."""
-    job, policy = _resolve(Path(target), overrides)
+    job, policy = _resolve(target, overrides)
     try:
         evaluation = run_wall(lambda clock: _play(job, policy, tasks, clock))
     except BaseExceptionGroup as group:
@@ -41,23 +43,34 @@ def evaluate(target: str, overrides: Sequence[str], tasks: int) -> dict[str, Any
     }
 
 
-def _resolve(target: Path, overrides: Sequence[str]) -> tuple[Job, Path]:
+def _resolve(target: str, overrides: Sequence[str]) -> tuple[Job, Path]:
     """The job to take environment and limits from, and the folder of the policy."""
-    if (target / "config.yaml").is_file():
-        job = load_job(target / "config.yaml", overrides)
-        checkpoint = newest(target / "checkpoints")
+    from rollweave.policies.prepare import check_folder, find_model
+
+    run = Path(target)
+    if (run / "config.yaml").is_file():
+        job = load_job(run / "config.yaml", overrides)
+        checkpoint = newest(run / "checkpoints")
         if checkpoint is None:
             raise ConfigError(f"{target} has no checkpoint yet; wait for one, or name a model folder")
         return job, checkpoint
-    from rollweave.policies.prepare import check_folder
-
-    check_folder(target)
+    model = _model(target)
+    if isinstance(model, dict):
+        check_folder(run)
     if not any(override.startswith("environment.") for override in overrides):
         raise ConfigError(
             f"{target} is not a run folder, so say what to play: rollweave eval {target} --env frozen_lake"
         )
-    given = {"model": {"type": "local", "path": str(target.absolute())}, "pipeline": {"type": "sync+"}}
-    return parse_job(json.dumps(given), "the command line", Path.cwd(), overrides), target
+    job = parse_job(json.dumps({"model": model}), "the command line", Path.cwd(), overrides)
+    if isinstance(job.model, TinyModel):
+        raise ConfigError("a tiny model is made by a run: name the folder of a run that trained one")
+    return job, find_model(job.model)
+
+
+def _model(target: str) -> str | dict[str, str]:
+    """A model of the hub or of ours as a job file names it; everything else is a folder, with or without `./`."""
+    by_name = HUB_NAME.fullmatch(target) or target in ("tiny", "smollm2")
+    return target if by_name and not Path(target).exists() else {"type": "local", "path": target}
 
 
 async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
@@ -68,11 +81,12 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
     held_out = source(job.environment, job.seed, Path()).held_out(tasks)
     if not held_out:
         raise ConfigError("environment: no tasks are held out; set environment.held_out above 0")
-    sampling = greedy(job, ChatFormat.of(policy).stop_tokens)
-    async with start_players(blueprint, clock, MemoryStore()) as players:
+    sampling = greedy(job.rollout.sampling, ChatFormat.of(policy).stop_tokens)
+    dispatcher = Dispatcher(job.rollout.scheduling)
+    async with start_players(blueprint, Fleet(), dispatcher, clock, MemoryStore()):
         recorder, rollout = Recorder(clock.now), job.rollout
         evaluator = Evaluator(
-            held_out, sampling, players.dispatcher, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
+            held_out, sampling, dispatcher, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
         )
         evaluator.start(0)
         evaluation = await evaluator.result()

@@ -13,9 +13,10 @@ from rollweave.config.job import LoggingConfig
 from rollweave.observability.events import Event, EventFile, Recorder, read_events
 from rollweave.observability.metrics import MetricsWriter, read_metrics
 from rollweave.observability.transcripts import Decode, TranscriptWriter, spread
+from rollweave.pipelines.checkpoints import LogMark
 from rollweave.pipelines.journal import MetricsRow
 from rollweave.runs.folder import RunFolder
-from rollweave.runs.resume import LOGS, LogMark, Start, mark
+from rollweave.runs.resume import LOGS, Start, mark
 from rollweave.trajectory import Trajectory
 
 

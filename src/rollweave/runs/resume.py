@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from rollweave.config.job import Job
 from rollweave.errors import ConfigError, RunFolderError
 from rollweave.observability import jsonl
-from rollweave.rollout.state import SchedulerState, adapter, pack, unpack
+from rollweave.pipelines.checkpoints import DriverState, LogMark
 from rollweave.runs.folder import RunFolder
 from rollweave.training import checkpoint
 
@@ -32,35 +32,6 @@ MAY_CHANGE = (
     *("rollout.max_retries", "rollout.retry_backoff", "rollout.scheduling", "rollout.concurrency"),
 )
 """What may differ between a run and its continuation: how long, where and how fast, not what is learnt from what."""
-
-
-@dataclass(slots=True)
-class LogMark:
-    """How far a log had been written, and its last line, which tells whether the file is still the same."""
-
-    size: int = 0
-    last: str = ""
-
-
-@dataclass(slots=True)
-class DriverState:
-    """`state/driver.json` of a checkpoint, with its sidecar."""
-
-    scheduler: SchedulerState = field(default_factory=SchedulerState)
-    elapsed: float = 0.0
-    logs: dict[str, LogMark] = field(default_factory=dict)
-    job: dict[str, Any] = field(default_factory=dict)
-    """The job it was saved under, as in config.yaml: that file may have changed since."""
-
-    def dump(self) -> checkpoint.DriverFiles:
-        return pack(_STATE, self)
-
-    @classmethod
-    def load(cls, files: checkpoint.DriverFiles) -> DriverState:
-        return unpack(_STATE, files)
-
-
-_STATE = adapter(DriverState)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""A session: one process's work on a run. It starts the machinery, drives the pipeline and closes the books.
+"""A session: one process's work on a run. It starts the workers, drives the pipeline and closes the books.
 
 A run may take several sessions (`--resume`), and a session several lives: if the trainer's process dies, what it held
 is gone, and everything is started again from the newest checkpoint, the same way as a resume.
@@ -16,17 +16,19 @@ import asyncio
 import logging
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rollweave.clock import Clock, Wait, run_wall
 from rollweave.config.job import InlineRuntime, Job
-from rollweave.engines.protocol import Engine, EngineStats
+from rollweave.config.load import loss_in_words, model_in_words
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import EnvironmentFactory
 from rollweave.errors import WorkerDied, first_cause
+from rollweave.fleet.fleet import Fleet, FleetStats
 from rollweave.observability.events import Emitter, Event, Recorder
 from rollweave.observability.metrics import read_metrics
 from rollweave.observability.report.page import write_report
@@ -34,16 +36,18 @@ from rollweave.observability.screen import Header
 from rollweave.observability.status_board import StatusBoard
 from rollweave.observability.summary import ExitReason, Summary, summarise, write_summary
 from rollweave.observability.terminal import View
-from rollweave.pipelines.assemble import Drive, Listeners, Machinery, assemble
-from rollweave.pipelines.loop import Parts
+from rollweave.pipelines.assemble import Drive, assemble
+from rollweave.pipelines.checkpoints import DriverState
+from rollweave.pipelines.loop import Loop
 from rollweave.pipelines.permits import MakePermits, alone
 from rollweave.rewards.scorer import NamedReward
+from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.logbook import Logbook
-from rollweave.runs.resume import DriverState, Start, rewind
-from rollweave.runtimes.blueprint import Blueprint
+from rollweave.runs.resume import Start, rewind
+from rollweave.runtimes.blueprint import Blueprint, start_runtime
 from rollweave.tasks import TaskSource
-from rollweave.training.checkpoint import DriverFiles, newest
+from rollweave.training.checkpoint import newest
 
 
 class interrupts:
@@ -74,25 +78,26 @@ ANSWER_SECONDS = 2.0
 """How long an engine has to say what it has done."""
 
 
-async def heartbeat(board: StatusBoard, machinery: Machinery, clock: Clock) -> None:
+async def heartbeat(board: StatusBoard, fleet: Fleet, dispatcher: Dispatcher, clock: Clock) -> None:
     """Keep the board up to date, until cancelled."""
-    stats = [EngineStats() for _ in machinery.engines]
     while True:
         try:
-            stats = await _ask(machinery.engines, stats)
-            elsewhere = await machinery.waits()
-            board.update([*clock.waiting(), *elsewhere], stats)
+            engines = await _ask(fleet)
+            elsewhere = await dispatcher.ask_waits()
+            done = engines.totals
+            spent = {"generate": done.busy_seconds - done.recompute_seconds, "recompute": done.recompute_seconds}
+            board.update([*clock.waiting(), *elsewhere], len(engines.engines), spent)
         except Exception:  # the boundary between a run and those who only look at it
             log.exception("status.json could not be written")
         await clock.sleep(SECONDS)
 
 
-async def _ask(engines: Sequence[Engine], last: list[EngineStats]) -> list[EngineStats]:
+async def _ask(fleet: Fleet) -> FleetStats:
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            return [await engine.stats() for engine in engines]
+            return await fleet.look()
     except (TimeoutError, WorkerDied):
-        return last
+        return fleet.last_seen()
 
 
 WATCH_SECONDS = 0.5
@@ -105,25 +110,25 @@ LIVES_PER_CHECKPOINT = 3
 """A trainer that dies that often after the same checkpoint would die again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What a caller hands over as Python objects instead of naming it in the file."""
-
-    environments: MakeEnvironment | None = None
-    rewards: tuple[NamedReward, ...] = ()
-
-
 class Session:
     def __init__(
-        self, job: Job, folder: RunFolder, given: Given, tasks: TaskSource, start: Start, turns: MakePermits = alone
+        self,
+        job: Job,
+        folder: RunFolder,
+        tasks: TaskSource,
+        start: Start,
+        environments: MakeEnvironment | None = None,
+        rewards: tuple[NamedReward, ...] = (),
+        permits: MakePermits = alone,
     ) -> None:
+        """`environments`, `rewards`: Python objects of the caller, instead of or beside those that the job names."""
         self.job = job
         self.folder = folder
-        self.environments = given.environments or EnvironmentFactory.from_config(job.environment, Path())
-        self.rewards = given.rewards
+        self.environments = environments or EnvironmentFactory.from_config(job.environment, Path())
+        self.rewards = rewards
         self.tasks = tasks
         self.start = start
-        self.turns = turns
+        self.permits = permits
         self.view = View()
 
     def run(self) -> tuple[ExitReason, BaseException | None]:
@@ -180,6 +185,7 @@ class Session:
 
         rows = read_metrics(self.folder.path).rows if self.start.resumed else []
         self.view.start(self._header(), rows)
+        self.view.note(f"loss: {loss_in_words(self.job)}")
         if self.start.resumed:
             self._say_where("resumed")
         policy = start_policy(self.job, self.folder.policy, self.environments, self.tasks, self.view.progress)
@@ -194,36 +200,52 @@ class Session:
         runtime = self.job.runtime
         where = runtime.type if isinstance(runtime, InlineRuntime) else f"{runtime.type} ({runtime.placement})"
         alpha = self.job.alpha if self.job.pipeline.type == "rollart" else None
-        return Header(self.job.name, self.job.pipeline.type, where, self.job.model.type, self.job.training.steps, alpha)
+        model = model_in_words(self.job.model)
+        return Header(self.job.name, self.job.pipeline.type, where, model, self.job.training.steps, alpha)
 
     async def _train(self, blueprint: Blueprint, clock: Clock) -> ExitReason:
         from rollweave.policies.chat import ChatFormat
 
         chat = ChatFormat.of(blueprint.policy)
         with Logbook(self.folder, self.job.logging, self.start, clock.now, chat.tokenizer.decode) as log:
-            listeners = Listeners(
-                log.recorder,
-                on_row=[lambda step, row: self.view.step(log.row(step, row))],
-                on_trajectories=[log.trajectories],
-            )
             log.recorder.sinks.append(self._announce)
             self._record_start(log.recorder)
-            async with start_machinery(blueprint, clock, self.folder.logs, log.recorder) as machinery:
-                machinery.turns = self.turns(clock)
-                parts = assemble(
-                    self.job, machinery, self.tasks, chat.stop_tokens, self.folder.checkpoints, clock, listeners
+            fleet, dispatcher = Fleet(), Dispatcher(self.job.rollout.scheduling)
+            logs = self.folder.logs
+            async with start_runtime(blueprint, fleet, dispatcher, clock, logs, log.recorder) as trainer:
+                drive = assemble(
+                    self.job.control,
+                    fleet,
+                    dispatcher,
+                    trainer,
+                    self.tasks,
+                    chat.stop_tokens,
+                    self.folder.checkpoints,
+                    clock,
+                    log.recorder,
+                    permits=self.permits(clock),
+                    on_row=[lambda step, row: self.view.step(log.row(step, row))],
+                    on_trajectories=[log.trajectories],
                 )
-                parts.driver_state = lambda: self._driver_state(parts, log)
-                if self.start.checkpoint is not None:
-                    parts.journal.resume(self.start.driver.elapsed, *log.earlier())
-                    await parts.restore(self.start.checkpoint, self.start.driver.scheduler)
-                reason = await self._drive(parts, machinery, clock, log.recorder)
+                await self._restore(drive.loop, log)
+                beating = partial(heartbeat, self._board(drive.loop, log.recorder), fleet, dispatcher, clock)
+                reason = await self._drive(drive, beating, clock, log.recorder)
                 log.recorder.emit("run.end", reason=reason)
                 return reason
 
-    def _driver_state(self, parts: Parts, log: Logbook) -> DriverFiles:
-        scheduler = parts.scheduler.state(parts.version)
-        return DriverState(scheduler, log.elapsed(), log.marks(), self.job.model_dump(mode="json")).dump()
+    async def _restore(self, loop: Loop, log: Logbook) -> None:
+        """Say what a checkpoint is to keep, and go on from one if there is one."""
+        job = self.job.model_dump(mode="json")
+        loop.checkpoints.describe = lambda scheduler: DriverState(scheduler, log.elapsed(), log.marks(), job)
+        if self.start.checkpoint is not None:
+            loop.journal.resume(self.start.driver.elapsed, *log.earlier())
+            await loop.checkpoints.restore(self.start.checkpoint, self.start.driver.scheduler)
+
+    def _board(self, loop: Loop, recorder: Recorder) -> StatusBoard:
+        scheduler, accountant = loop.scheduler, loop.journal.accountant
+        return StatusBoard(
+            self.folder.path, self._header(), accountant, lambda: scheduler.ledger.summary(), recorder.now
+        )
 
     def _announce(self, event: Event) -> None:
         """What somebody who watches should know of."""
@@ -242,26 +264,21 @@ class Session:
 
     # ----------------------------------------------------------------------------------------------- the drive
 
-    async def _drive(self, parts: Parts, machinery: Machinery, clock: Clock, recorder: Recorder) -> ExitReason:
+    async def _drive(
+        self, drive: Drive, beat: Callable[[], Coroutine[Any, Any, None]], clock: Clock, recorder: Recorder
+    ) -> ExitReason:
         """Run the pipeline until it ends or the user has seen enough; whichever way, a checkpoint is left."""
-        board = StatusBoard(
-            self.folder.path,
-            self._header(),
-            parts.journal.accountant,
-            lambda: parts.scheduler.ledger.summary(),
-            recorder.now,
-        )
-        drive = Drive(self.job, parts, recorder)
         async with asyncio.TaskGroup() as tasks:
-            beating = tasks.create_task(heartbeat(board, machinery, clock))
+            beating = tasks.create_task(beat())
             watching = tasks.create_task(self._watch(clock, recorder))
             with interrupts(lambda: self._stop(drive)):
                 await drive.run()
             watching.cancel()
             beating.cancel()
-        if parts.stopping:
+        state = drive.loop.state
+        if state.stopping:
             return "interrupted"
-        return "completed" if parts.version >= self.job.training.steps else "target"
+        return "completed" if state.version >= self.job.training.steps else "target"
 
     def _stop(self, drive: Drive) -> None:
         drive.stop()
@@ -281,18 +298,3 @@ class Session:
             ours = [wait for wait in waits if not wait.who.startswith("episode")]
             self.view.waiting(str(ours[0]) if ours else "")
             await clock.sleep(WATCH_SECONDS)
-
-
-def start_machinery(
-    blueprint: Blueprint, clock: Clock, logs: Path, recorder: Emitter
-) -> AbstractAsyncContextManager[Machinery]:
-    """The runtime the job asks for."""
-    runtime = blueprint.job.runtime
-    if isinstance(runtime, InlineRuntime):
-        from rollweave.runtimes.inline import start_inline, use_threads
-
-        use_threads(runtime)
-        return start_inline(blueprint, clock)
-    from rollweave.runtimes.ray import start_ray
-
-    return start_ray(blueprint, runtime, clock, logs, recorder)

@@ -13,14 +13,15 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from rollweave.config.environments import PythonEnvironmentConfig
-from rollweave.config.job import Job, LocalModel, RayRuntime
+from rollweave.config.job import HubModel, Job, LocalModel, RayRuntime
+from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import members, source
 from rollweave.errors import ConfigError, RunFolderError
-from rollweave.mux.daemon.permit_client import join_cluster
-from rollweave.rewards.scorer import Scorer
+from rollweave.pipelines.permits import MakePermits, alone
+from rollweave.rewards.scorer import NamedReward, Scorer
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.resume import Start, check_job, find, rewind
-from rollweave.runs.session import Given, Session
+from rollweave.runs.session import Session
 from rollweave.runtimes.layout import layout
 from rollweave.targets import load_target
 
@@ -33,33 +34,38 @@ def check_before_start(job: Job, environment_given: bool = False) -> None:
     Scorer(job.rewards, Path())
     if isinstance(job.runtime, RayRuntime):
         layout(job, job.runtime)
-    if isinstance(job.model, LocalModel):
-        from rollweave.policies.prepare import check_folder
+    if isinstance(job.model, LocalModel | HubModel):
+        from rollweave.policies.prepare import find_model
 
-        check_folder(Path(job.model.path).expanduser())
-
-
-__all__ = ["Given", "train_job"]
+        find_model(job.model)
 
 
-def train_job(job: Job, out: Path | None = None, given: Given = Given(), resume: bool = False) -> Path:  # noqa: B008
-    """Train a job to its end; returns the run folder. `resume`: go on in `out` where its run stopped, if there is one.
+def train_job(
+    job: Job,
+    out: Path | None = None,
+    resume: bool = False,
+    *,
+    environments: MakeEnvironment | None = None,
+    rewards: tuple[NamedReward, ...] = (),
+    permits: MakePermits = alone,
+) -> Path:
+    """Train a job to its end; returns the run folder.
 
-    `given` is frozen, so it may be a default.
+    `resume`: go on in `out` where its run stopped, if there is one. `environments`, `rewards`: Python objects, instead
+    of or beside those that the job names. `permits`: how the job comes by pools that it shares with other jobs.
     """
-    turns = join_cluster()  # before anything is touched: a process that was replaced goes no further
     if resume and out is None:
         raise ConfigError("--resume needs the folder of the run: rollweave train --resume RUN, or --out RUN")
     continuing = resume and out is not None and RunFolder.holds_run(out)
     folder = RunFolder.open(out) if continuing and out is not None else RunFolder.choose(job, out)
     tasks = source(job.environment, job.seed, Path())
-    check_before_start(job, environment_given=given.environments is not None)
+    check_before_start(job, environment_given=environments is not None)
     if not continuing:
         folder.create(job)
     with folder.locked():
         start = _continue(folder, job) if continuing else Start()
         if start is not None:
-            _run(Session(job, folder, given, tasks, start, turns))
+            _run(Session(job, folder, tasks, start, environments, rewards, permits))
     return folder.path
 
 

@@ -1,5 +1,7 @@
 """What every worker needs to build its part of a job. Sent to other processes, so it holds no live parts.
 
+`start_runtime` starts the workers, in this process or on Ray.
+
 torch and transformers are imported by the builders, in the process that needs them.
 """
 
@@ -7,18 +9,23 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollweave.clock import Clock
-from rollweave.config.job import Job
+from rollweave.config.job import InlineRuntime, Job
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments, latencies
 from rollweave.environments.protocol import MakeEnvironment
+from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.proxy import LLMProxy
+from rollweave.observability.events import Emitter
 from rollweave.rewards.scorer import NamedReward, Scorer
-from rollweave.rollout.manager import Stage, TurnBarrier
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.manager import Stage
+from rollweave.training.protocol import Trainer
 
 if TYPE_CHECKING:
     from rollweave.engines.torch.engine import TorchEngine
@@ -73,18 +80,24 @@ class Blueprint:
             environments = EnvironmentPool(environments, rollout.environments_per_process)
         if slow := latencies(self.job.environment):
             environments = LateEnvironments(environments, slow, clock)
-        return Stage(
-            clock=clock,
-            proxy=proxy,
-            environment=environments,
-            dialogue=ChatFormat.of(self.policy),
-            scorer=Scorer(self.job.rewards, Path(), self.rewards),
-            deadlines=rollout.deadlines,
-            max_turns=rollout.max_turns,
-            max_context=rollout.max_context,
-            barrier=TurnBarrier() if self.job.pipeline.type == "sync" else None,
-            prompt_replication=rollout.prompt_replication,
-        )
+        scorer = Scorer(self.job.rewards, Path(), self.rewards)
+        return Stage.of(self.job.control, clock, proxy, environments, ChatFormat.of(self.policy), scorer)
+
+
+def start_runtime(
+    blueprint: Blueprint, fleet: Fleet, dispatcher: Dispatcher, clock: Clock, logs: Path, recorder: Emitter
+) -> AbstractAsyncContextManager[Trainer]:
+    """Start the workers of a job on the runtime it asks for: engines join the fleet, hosts the dispatcher. Yields the
+    trainer; all of them are gone with the block."""
+    runtime = blueprint.job.runtime
+    if isinstance(runtime, InlineRuntime):
+        from rollweave.runtimes.inline import start_inline, use_threads
+
+        use_threads(runtime)
+        return start_inline(blueprint, fleet, dispatcher, clock)
+    from rollweave.runtimes.ray import start_ray
+
+    return start_ray(blueprint, runtime, fleet, dispatcher, clock, logs, recorder)
 
 
 def cores() -> int:

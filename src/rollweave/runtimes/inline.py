@@ -8,10 +8,9 @@ several cores; then the order of answers is the threads', and only what is sampl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,13 +20,13 @@ from rollweave.config.job import InlineRuntime, RayRuntime
 from rollweave.engines.loop import EngineLoop, StepSeconds
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments
+from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.proxy import LLMProxy, MovingProxy
-from rollweave.pipelines.assemble import Machinery
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.runtimes.blueprint import Blueprint, cores
 from rollweave.training.checkpoint import DriverFiles
-from rollweave.training.protocol import Metrics
+from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.store import MemoryStore, WeightStore
@@ -65,31 +64,26 @@ class InlineTrainer:
     async def load(self, folder: Path) -> None:
         self._core.load(folder)
 
-    async def close(self) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class Players:
-    """Engines and an environment host in this process: all that playing needs."""
-
-    engines: Sequence[EngineLoop]
-    proxy: LLMProxy
-    dispatcher: Dispatcher
-
 
 @asynccontextmanager
 async def start_players(
-    blueprint: Blueprint, clock: Clock, store: WeightStore, step_seconds: StepSeconds | None = None
-) -> AsyncIterator[Players]:
+    blueprint: Blueprint,
+    fleet: Fleet,
+    dispatcher: Dispatcher,
+    clock: Clock,
+    store: WeightStore,
+    step_seconds: StepSeconds | None = None,
+) -> AsyncIterator[None]:
+    """Engines and an environment host in this process: all that playing needs."""
     with ExitStack() as threads:
         engines = [
             EngineLoop(blueprint.engine(), store, clock, step_seconds, thread=thread)
             for thread in _threads(blueprint.job.runtime, threads)
         ]
-        proxy = LLMProxy(engines) if len(engines) == 1 else MovingProxy(engines)
-        stage = blueprint.stage(proxy, clock)
-        dispatcher = Dispatcher(blueprint.job.rollout.scheduling)
+        for number, engine in enumerate(engines):
+            fleet.join(EngineEntry(f"engine-{number}/1", engine))
+        fleet.mover = MovingProxy(engines) if len(engines) > 1 else None
+        stage = blueprint.stage(fleet.mover or LLMProxy(engines), clock)
         host: EnvHost
         link = dispatcher.attach(lambda packet: host.link.receive(packet), blueprint.job.rollout.slots)
         host = EnvHost(stage, link.receive)
@@ -97,7 +91,7 @@ async def start_players(
             running = [tasks.create_task(engine.run(), name=f"engine {n}") for n, engine in enumerate(engines)]
             running.append(tasks.create_task(host.run(), name="host"))
             try:
-                yield Players(engines, proxy, dispatcher)
+                yield
             finally:
                 for task in running:
                     task.cancel()
@@ -116,15 +110,17 @@ def _threads(runtime: InlineRuntime | RayRuntime, threads: ExitStack) -> list[Ex
 @asynccontextmanager
 async def start_inline(
     blueprint: Blueprint,
+    fleet: Fleet,
+    dispatcher: Dispatcher,
     clock: Clock,
     engine_step_seconds: StepSeconds | None = None,
     train_step_seconds: float = 0.0,
-) -> AsyncIterator[Machinery]:
-    """The machinery of a job in this process. Modelled step times drive the real parts by the virtual clock."""
+) -> AsyncIterator[Trainer]:
+    """The workers of a job in this process. Modelled step times drive the real parts by the virtual clock."""
     store = MemoryStore(blueprint.job.weights.bucket_mb)
     trainer = InlineTrainer(blueprint.trainer(), store, clock, train_step_seconds)
-    async with start_players(blueprint, clock, store, engine_step_seconds) as players:
-        yield Machinery(players.engines, trainer, players.dispatcher, proxy=players.proxy)
+    async with start_players(blueprint, fleet, dispatcher, clock, store, engine_step_seconds):
+        yield trainer
 
 
 def use_threads(runtime: InlineRuntime, sharing: int = 1) -> None:

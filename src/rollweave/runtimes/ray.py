@@ -20,14 +20,15 @@ from rollweave.clock import Clock
 from rollweave.config.job import RayRuntime
 from rollweave.errors import ConfigError
 from rollweave.fleet.colocated import TakingTurns
+from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.observability.events import Emitter
-from rollweave.pipelines.assemble import Machinery
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.layout import Layout, layout
 from rollweave.runtimes.ray_clients import RayEngine, RayTrainer, Restarts, WorkerHandle
 from rollweave.runtimes.ray_keepers import Crew, EngineKeeper, HostKeeper
 from rollweave.runtimes.ray_workers import EngineWorker, HostWorker, TrainerWorker
+from rollweave.training.protocol import Trainer
 from rollweave.weights.shared_memory import shared_folder
 
 OBJECT_STORE_BYTES = 256 * 2**20
@@ -39,12 +40,18 @@ CONNECT_SECONDS = 10.0
 
 @asynccontextmanager
 async def start_ray(
-    blueprint: Blueprint, runtime: RayRuntime, clock: Clock, logs: Path, recorder: Emitter
-) -> AsyncIterator[Machinery]:
-    """The machinery of a job on Ray: started with the block, gone with it."""
+    blueprint: Blueprint,
+    runtime: RayRuntime,
+    fleet: Fleet,
+    dispatcher: Dispatcher,
+    clock: Clock,
+    logs: Path,
+    recorder: Emitter,
+) -> AsyncIterator[Trainer]:
+    """The workers of a job on Ray: started with the block, gone with it."""
     with shared_folder() as store, _connected(runtime):
         crew = Crew(clock, recorder, Restarts(recorder))
-        dispatcher = Dispatcher(blueprint.job.rollout.scheduling)
+        dispatcher.ask_waits = crew.waits
         plan = layout(blueprint.job, runtime)
         trainer = _worker(TrainerWorker, "trainer", logs, plan.trainer_threads, blueprint, store)
         engines = [_engine_keeper(crew, plan, number, logs, blueprint, store) for number in range(len(plan.engines))]
@@ -57,8 +64,9 @@ async def start_ray(
         client = RayTrainer(trainer, clock, blueprint.job.rollout.deadlines, crew.restarts)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(keeper.run()) for keeper in keepers]
-            placed = TakingTurns(client, crew.engines) if plan.colocated else client
-            yield Machinery(crew.engines, placed, dispatcher, crew.waits)
+            for engine, seat in zip(crew.engines, plan.engines, strict=True):
+                fleet.join(EngineEntry(f"{engine.worker.name}/1", engine, tasks=seat.tasks))
+            yield TakingTurns(client, fleet) if plan.colocated else client
             for task in running:
                 task.cancel()
 

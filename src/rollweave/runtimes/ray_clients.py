@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rollweave.clock import Clock
-from rollweave.config.job import Deadlines
+from rollweave.config.control import Deadlines
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.errors import WorkerDied, first_cause
 from rollweave.fleet.fleet import LifetimeStats
@@ -246,9 +246,6 @@ class RayEngine:
         """A client is gone: whatever it asked for, nobody wants any more."""
         await self._call("forget", client)
 
-    async def close(self) -> None:
-        pass
-
     # -------------------------------------------------------------------------------------- death and succession
 
     def connect(self, worker: WorkerHandle) -> None:
@@ -315,9 +312,6 @@ class RayTrainer:
     async def load(self, folder: Path) -> None:
         with self._clock.wait("driver", f"the trainer to load {folder.name}", self._deadlines.train_step):
             await self._call("load", folder)
-
-    async def close(self) -> None:
-        pass
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """A dead trainer is not replaced here: the session goes back to its checkpoint."""

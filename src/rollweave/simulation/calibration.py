@@ -89,7 +89,7 @@ def _with(profile: Scenario, **changes: object) -> Scenario:
 
 def _simulated(profile: Scenario, pipeline: str) -> SimulationResult:
     alpha = {"alpha": 1.0} if pipeline == "rollart" else {}
-    changes = {"pipeline": {"type": pipeline, **alpha}, "steps": STEPS, "warmup": WARMUP}
+    changes = {"pipeline": {"type": pipeline, **alpha}, "training": {"steps": STEPS}, "warmup": WARMUP}
     return simulate(scenario(profile.model_dump(mode="json") | changes))
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rollweave.clock import Clock
-from rollweave.simulation.world.hosts import SimulatedHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,34 @@ class Mortal(Protocol):
     def revive(self) -> None: ...
 
 
+class ReplaceableHost(Protocol):
+    def kill(self) -> None: ...
+
+    def forget(self) -> None:
+        """The driver has noticed its death."""
+        ...
+
+    def begin(self, tasks: asyncio.TaskGroup) -> None:
+        """A successor."""
+        ...
+
+
+def see_every_failure(tasks: asyncio.TaskGroup) -> None:
+    """What goes wrong in a callback of the loop ends the run, where asyncio would only log it."""
+
+    async def fail(context: dict[str, Any]) -> None:
+        raise context.get("exception") or RuntimeError(context["message"])
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        tasks.create_task(fail(context), name="failure in a callback")
+
+    asyncio.get_running_loop().set_exception_handler(handle)
+
+
 async def suffer(
     outages: Sequence[Outage],
     engines: Sequence[Mortal],
-    hosts: Sequence[SimulatedHost],
+    hosts: Sequence[ReplaceableHost],
     clock: Clock,
     tasks: asyncio.TaskGroup,
 ) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil, sqrt
 from statistics import fmean, pstdev
 
 from rollweave.clock import Clock
 from rollweave.config.cluster import GENERATES, Pool
-from rollweave.config.job import Job
 from rollweave.config.scenario import Scenario
+from rollweave.fleet.fleet import EngineId, Fleet
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.meters import CAUSES
 from rollweave.pipelines.journal import MetricsRow
@@ -18,13 +20,17 @@ from rollweave.trajectory import Trajectory
 
 PHASES = ("get_batch", "train", "sync_exposed")
 
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+"""Student's t at 97.5 % for 1, 2, ... degrees of freedom."""
+
 
 @dataclass(slots=True)
 class _Mark:
     """Counters at one moment."""
 
     time: float = 0.0
-    engines: list[float] = field(default_factory=list)
+    engines: dict[EngineId, float] = field(default_factory=dict)
+    """Busy seconds of each."""
     trainer: float = 0.0
     judge_busy: float = 0.0
     judge_paid: float = 0.0
@@ -32,16 +38,16 @@ class _Mark:
 
 
 class SimulationMeter:
-    def __init__(self, scenario: Scenario, job: Job, machines: Machines, clock: Clock) -> None:
+    def __init__(self, scenario: Scenario, fleet: Fleet, machines: Machines, clock: Clock) -> None:
         self._scenario = scenario
-        self._job = job
+        self._fleet = fleet
         self._machines = machines
         self._clock = clock
         self._rows: list[MetricsRow] = []
         self._tokens: list[int] = []
         self._turns = self._trajectories = 0
         self._longest = 0.0
-        self._start = _Mark(engines=[0.0] * len(machines.engines))
+        self._start = _Mark()
 
     def row(self, step: int, row: MetricsRow) -> None:
         self._rows.append({"step": step, **row})
@@ -55,11 +61,18 @@ class SimulationMeter:
             self._turns += len(trajectory.turns)
             self._longest = max(self._longest, _seconds(trajectory))
 
+    @property
+    def steps_that_count(self) -> int:
+        """Steps so far, without those of the warm-up."""
+        return max(0, len(self._tokens) - self._scenario.warmup)
+
     def outcome(self, weights: WeightSync) -> SimulationResult:
         scenario, end = self._scenario, self._mark()
         rows = self._rows[scenario.warmup :]
         seconds = [_number(row, "time/step") for row in rows]
-        time, tokens = sum(seconds), sum(self._tokens[scenario.warmup :])
+        batches = self._tokens[scenario.warmup :]
+        time, tokens = sum(seconds), sum(batches)
+        period = steps_of_a_period(scenario.alpha)
         pools = tuple(self._pool_use(pool, end) for pool in scenario.cluster.pools)
         per_step = time / len(rows)
         dollars = sum(pool.dollars_per_hour for pool in pools) * per_step / 3600
@@ -67,14 +80,16 @@ class SimulationMeter:
         return SimulationResult(
             name=scenario.name,
             seed=scenario.seed,
-            pipeline=self._job.pipeline.type,
-            alpha=self._job.alpha,
+            pipeline=scenario.pipeline.type,
+            alpha=scenario.alpha,
             devices=sum(pool.count for pool in scenario.cluster.pools),
             steps=len(self._rows),
             seconds=end.time,
             step_seconds=per_step,
             step_seconds_std=pstdev(seconds),
             tokens_per_second=tokens / time,
+            periods=len(rows) // period,
+            throughput_margin=self._margin(throughput_margin(batches, seconds, period)),
             generated_per_second=_mean(rows, "tokens/generated") / per_step,
             tokens_per_step=tokens / len(rows),
             rollout_seconds=_mean(rows, "time/get_batch"),
@@ -96,16 +111,27 @@ class SimulationMeter:
             evictions=sum(one.evictions for one in stats),
             sync_seconds=weights.sync_seconds / len(self._rows),
             sync_exposed_seconds=weights.sync_exposed_seconds / len(self._rows),
+            update_seconds=weights.sync_seconds / max(1, weights.version),
             reward_utilisation=self._reward_utilisation(end),
             rows=tuple(self._rows),
         )
+
+    def _margin(self, spread: float | None) -> float | None:
+        """The spread, and what was trained of a lead that shrinks: episodes which the first steps had begun hide for
+        many steps that engines are slower than the trainer, and periods are alike as long as they do."""
+        if spread is None:
+            return None
+        rows = self._rows[self._scenario.warmup :]
+        before = _number(self._rows[self._scenario.warmup - 1], "tokens/in_flight") if self._scenario.warmup else 0.0
+        lead_used = before - _number(rows[-1], "tokens/in_flight")
+        return spread + abs(lead_used) / sum(_number(row, "tokens/trained") for row in rows)
 
     def _mark(self) -> _Mark:
         machines = self._machines
         judge = machines.judge.use() if machines.judge else None
         return _Mark(
             self._clock.now(),
-            [engine.busy_seconds() for engine in machines.engines],
+            dict(zip(self._fleet.entries, (engine.busy_seconds() for engine in machines.engines), strict=True)),
             machines.core.busy_seconds,
             judge.busy if judge else 0.0,
             judge.paid if judge else 0.0,
@@ -119,8 +145,8 @@ class SimulationMeter:
         if pool.role == "prefill":
             busy = (end.prefill - start.prefill) / pool.workers
         elif pool.role in GENERATES:
-            mine = [n for n, owner in enumerate(self._machines.pools) if owner is pool]
-            busy = fmean(end.engines[n] - start.engines[n] for n in mine)
+            mine = [entry.id for entry in self._fleet.entries.values() if entry.pool == pool.name]
+            busy = fmean(end.engines[id] - start.engines.get(id, 0.0) for id in mine)
         if pool.role in ("train", "colocated"):
             busy += end.trainer - start.trainer
         if pool.role == "reward":
@@ -138,6 +164,35 @@ class SimulationMeter:
             return None
         paid = end.judge_paid - self._start.judge_paid
         return (end.judge_busy - self._start.judge_busy) / paid if paid else 0.0
+
+
+def steps_of_a_period(alpha: float) -> int:
+    """Steps after which a run repeats itself.
+
+    The groups of a batch are admitted when the batch 1 + alpha steps before it is trained. So 1 + alpha chains of
+    training, new weights and longest episode run side by side, and their steps are unequal: one chain may wait long
+    for its data while the next finds all of it ready. Only 1 + alpha steps in a row show every chain once.
+    """
+    return 1 + ceil(alpha)
+
+
+def throughput_margin(tokens: Sequence[int], seconds: Sequence[float], period: int) -> float | None:
+    """Half of the 95 % interval of tokens per second, as a share of it; none: fewer than two whole periods.
+
+    Throughput is a ratio of two sums over the periods, so the spread is that of what each period's tokens are more
+    than its seconds at the mean rate.
+    """
+    whole = len(tokens) // period
+    if whole < 2:
+        return None
+    ends = range(period, whole * period + 1, period)
+    trained = [sum(tokens[end - period : end]) for end in ends]
+    taken = [sum(seconds[end - period : end]) for end in ends]
+    rate = sum(trained) / sum(taken)
+    freedom = whole - 1
+    variance = sum((more - rate * time) ** 2 for more, time in zip(trained, taken, strict=True)) / freedom
+    quantile = STUDENT[freedom - 1] if freedom <= len(STUDENT) else 1.96 + 2.5 / freedom
+    return quantile * sqrt(variance / whole) / fmean(trained)
 
 
 def _seconds(trajectory: Trajectory) -> float:

@@ -45,6 +45,11 @@ class SimulationResult:
     """Over the steps that count."""
     tokens_per_second: float
     """Observed and sampled tokens of the trained batches over the time of the steps (RollArt's throughput)."""
+    periods: int
+    """Whole periods of 1 + alpha steps among the steps that count."""
+    throughput_margin: float | None
+    """Half of the 95 % interval of `tokens_per_second` over those periods, as a share of it, and by how much less was
+    generated than trained meanwhile, or more; none: too few periods."""
     generated_per_second: float
     """Sampled tokens, the wasted ones too."""
     tokens_per_step: float
@@ -78,6 +83,8 @@ class SimulationResult:
     """Spent on weights, per step."""
     sync_exposed_seconds: float
     """The part of it in which engines stood still, per step."""
+    update_seconds: float
+    """Of one update of the weights: from the trainer's copy until the last engine has it."""
     reward_utilisation: float | None
     """Of the judge's devices; none: no judge."""
     rows: tuple[MetricsRow, ...]
@@ -95,14 +102,14 @@ class SimulationResult:
 
 
 def table(scenario: Scenario, outcome: SimulationResult) -> str:
-    mode = outcome.pipeline + (f", alpha {outcome.alpha:g}" if outcome.alpha else "")
+    mode = outcome.pipeline + (f", staleness bound (alpha) {outcome.alpha:g}" if outcome.alpha else "")
     counted = outcome.steps - scenario.warmup
     return "\n".join(
         [
             f"{outcome.name}: {scenario.model}, {mode}, {outcome.devices:,} devices, seed {outcome.seed}",
             "",
             _line("step", f"{outcome.step_seconds:,.1f} s", f"± {outcome.step_seconds_std:.1f} over {counted} steps"),
-            _line("throughput", f"{outcome.tokens_per_second:,.0f} tokens/s", "observed and sampled, trained"),
+            _line("throughput", f"{outcome.tokens_per_second:,.0f} tokens/s", _margin(outcome)),
             _line("batch", f"{outcome.tokens_per_step:,.0f} tokens", _episodes(outcome)),
             _line("cost", f"${outcome.dollars_per_step:,.2f} a step", f"${_per_million(outcome)} a million tokens"),
             _line("staleness", f"{outcome.staleness_mean:.2f} versions", f"at most {outcome.staleness_max:g}"),
@@ -128,6 +135,12 @@ def _pool(pool: PoolUse) -> str:
         f"{pool.name:<12} {pool.device:<10} {pool.role:<10} {pool.count:>6,} {pool.busy_share:>6.0%} "
         f"{pool.idle_share:>6.0%} {pool.dollars_per_hour:>10,.2f}"
     )
+
+
+def _margin(outcome: SimulationResult) -> str:
+    found = outcome.throughput_margin
+    interval = "" if found is None else f"± {found:.0%} (95 % interval over {outcome.periods} periods); "
+    return f"{interval}observed and sampled, trained"
 
 
 def _episodes(outcome: SimulationResult) -> str:

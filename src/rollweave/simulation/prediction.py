@@ -71,7 +71,7 @@ def as_scenario(job: Job, profile: Scenario) -> Scenario:
     data = profile.model_dump(mode="json") | {
         "name": job.name,
         "seed": job.seed,
-        "steps": STEPS,
+        "training": {"steps": STEPS},
         "warmup": WARMUP,
         "rollout": job.rollout.model_dump(mode="json"),
         "pipeline": job.pipeline.model_dump(mode="json"),

@@ -20,18 +20,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rollweave.clock import Clock, collect_rarely, run_virtual
 from rollweave.config.scenario import Scenario
+from rollweave.config.workload import WorkloadConfig
 from rollweave.errors import ConfigError
+from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import Recorder, Sink
-from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
+from rollweave.pipelines.assemble import assemble
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
-from rollweave.simulation.faults import Outage, suffer
+from rollweave.simulation.faults import Outage, see_every_failure, suffer
 from rollweave.simulation.hardware.judge import Judge
 from rollweave.simulation.hardware.machines import Machines, build, stage
 from rollweave.simulation.measure import SimulationMeter
@@ -39,7 +41,7 @@ from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.workloads.episode import DrawnWorkload, Workload
 from rollweave.simulation.workloads.presets import resolve
 from rollweave.simulation.workloads.recorded import RecordedWorkload
-from rollweave.simulation.world.world import _see_every_failure
+from rollweave.trajectory import Trajectory
 
 CHECKPOINTS = Path("modelled")
 """Nothing is written there."""
@@ -49,15 +51,22 @@ MANY_OBJECTS = 10_000_000
 for some. Should they ever pile up, this is a gigabyte or two."""
 
 
+Enough = Callable[[SimulationResult], bool]
+"""Looks at the outcome so far and says whether the run may end before its last step."""
+
+
 def scenario(data: Mapping[str, Any]) -> Scenario:
     """A scenario from plain data, checked as a file would be."""
     return Scenario.model_validate_json(json.dumps(data))
 
 
-def simulate(scenario: Scenario, sinks: Sequence[Sink] = (), every_turn: bool = False) -> SimulationResult:
-    """Run it. `sinks` hear every event of the control plane, as in a real run; with `every_turn` the engines' too."""
+def simulate(
+    scenario: Scenario, sinks: Sequence[Sink] = (), every_turn: bool = False, enough: Enough | None = None
+) -> SimulationResult:
+    """Run it. `sinks` hear every event of the control plane, as in a real run; with `every_turn` the engines' too.
+    `enough` is asked after every step that counts."""
     collect_rarely(MANY_OBJECTS, generations=1)
-    return run_virtual(lambda clock: run(scenario, clock, sinks, every_turn=every_turn))
+    return run_virtual(lambda clock: run(scenario, clock, sinks, every_turn=every_turn, enough=enough))
 
 
 async def run(
@@ -66,44 +75,58 @@ async def run(
     sinks: Sequence[Sink] = (),
     judge: Judge | None = None,
     every_turn: bool = False,
+    enough: Enough | None = None,
 ) -> SimulationResult:
     """The same on a loop that is shared: several jobs at once, and perhaps one judge for all of them."""
-    job = scenario.job()
-    workload = make_workload(scenario)
+    control = scenario.control
+    _check_judge(scenario)
+    workload = make_workload(scenario.workload, scenario.seed)
     recorder = Recorder(clock.now, sinks)
-    machines = build(scenario, job, clock, judge, recorder if every_turn else None)
-    dispatcher = Dispatcher(job.rollout.scheduling)
+    fleet, dispatcher = Fleet(), Dispatcher(control.rollout.scheduling)
+    machines = build(scenario, control, fleet, clock, judge, recorder if every_turn else None)
     host: EnvHost
-    link = dispatcher.attach(lambda packet: host.link.receive(packet), job.rollout.slots)
-    host = EnvHost(stage(scenario, job, machines, workload, clock), link.receive)
-    measure = SimulationMeter(scenario, job, machines, clock)
-    parts = assemble(
-        job,
-        Machinery(machines.engines, machines.trainer, dispatcher),
+    link = dispatcher.attach(lambda packet: host.link.receive(packet), control.rollout.slots)
+    host = EnvHost(stage(scenario, control, fleet, machines, workload, clock), link.receive)
+    measure = SimulationMeter(scenario, fleet, machines, clock)
+
+    def stop_early(step: int, trajectories: list[Trajectory]) -> None:
+        if enough is not None and measure.steps_that_count and enough(measure.outcome(drive.loop.weights)):
+            drive.loop.state.stop()
+
+    drive = assemble(
+        control,
+        fleet,
+        dispatcher,
+        machines.trainer,
         workload.source,
         (),
         CHECKPOINTS,
         clock,
-        Listeners(recorder, on_row=[measure.row], on_trajectories=[measure.trajectories]),
+        recorder,
+        on_row=[measure.row],
+        on_trajectories=[measure.trajectories, stop_early],
     )
     async with asyncio.TaskGroup() as tasks:
-        _see_every_failure(tasks)
+        see_every_failure(tasks)
         playing = tasks.create_task(host.run(), name="host")
         trouble = tasks.create_task(_outages(scenario, machines, clock, tasks), name="outages")
-        await pipeline(job)(parts, 0, scenario.steps)
+        await drive.advance()
         trouble.cancel()
         playing.cancel()
-    parts.scheduler.ledger.check()
-    return measure.outcome(parts.weights)
+    drive.loop.scheduler.ledger.check()
+    return measure.outcome(drive.loop.weights)
 
 
-def make_workload(scenario: Scenario) -> Workload:
-    if scenario.workload.trace is not None:
-        return RecordedWorkload(Path(scenario.workload.trace), scenario.seed)
+def make_workload(config: WorkloadConfig, seed: int) -> Workload:
+    if config.trace is not None:
+        return RecordedWorkload(Path(config.trace), seed)
+    return DrawnWorkload([resolve(task) for task in config.tasks], seed)
+
+
+def _check_judge(scenario: Scenario) -> None:
     tasks = [resolve(task) for task in scenario.workload.tasks]
     if any(task.judged for task in tasks) and not scenario.cluster.of_role("reward"):
         raise ConfigError("workload.tasks: some are judged, but cluster.pools has none with role: reward")
-    return DrawnWorkload(tasks, scenario.seed)
 
 
 async def _outages(scenario: Scenario, machines: Machines, clock: Clock, tasks: asyncio.TaskGroup) -> None:

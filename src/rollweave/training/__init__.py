@@ -1,1 +1,1 @@
-"""The consumer: advantages, losses, the trainer and its checkpoints."""
+"""Training: advantages, losses, the trainer and its checkpoints."""

@@ -1,16 +1,13 @@
-"""How much better a trajectory, or a turn of it, did than expected: what each sampled token is credited with.
+"""Computes advantages: how much better a trajectory, or a turn of it, was than expected, for each sampled token.
 
-    grpo, rloo        against the other members of its group, who started from the same task
-    reinforce++       against the whole batch
-    gigpo             against the group, plus turn against turn where members faced the same observation
-    gae               against what a value head expected, token by token (`training/gae.py`: it needs the model)
+    grpo, rloo        compared with the other members of the group, which started from the same task
+    reinforce++       compared with the whole batch
+    gigpo             compared with the group, and each turn with the group's turns that had the same observation
+    gae               compared with the value head, token by token (`training/gae.py`, because it needs the model)
 
-Statistics are over the members that are present: one lost to an infrastructure failure is not a zero, it is simply
-not there. Where all got the same reward there is nothing to compare and the advantages are exactly zero.
-
-Where a trajectory's reward falls due: step rewards with their turn, everything else at the end.
-
-Whatever is done with them, a trajectory's rewards always add up to `Trajectory.reward`.
+Only members that are present count: a member lost to an infrastructure failure is left out and is not a zero. Where
+all rewards are equal there is nothing to compare, and the advantages are exactly zero. A trajectory's rewards, however
+they are placed on turns and tokens, always add up to `Trajectory.reward`.
 """
 
 from __future__ import annotations
@@ -22,54 +19,15 @@ from collections.abc import Sequence
 from rollweave.config.training import GiGPOAdvantage, GRPOAdvantage, ReinforcePlusAdvantage, RLOOAdvantage
 from rollweave.trajectory import Batch, Group, Trajectory
 
-
-def answer_lengths(trajectory: Trajectory) -> list[int]:
-    """Sampled tokens of each turn. 0: the episode was cut off before an answer."""
-    return [sum(len(span.tokens) for span in turn.answer if span.sampled) for turn in trajectory.turns]
-
-
-def turn_rewards(trajectory: Trajectory) -> list[float]:
-    """The reward of each turn; the last one also gets what the reward functions gave to the whole episode."""
-    steps = [turn.reward for turn in trajectory.turns]
-    steps[-1] += trajectory.reward - sum(steps)
-    return steps
-
-
-def turn_returns(trajectory: Trajectory, gamma: float) -> list[float]:
-    """What each turn led to: its reward and the later ones, discounted per turn."""
-    found: list[float] = []
-    following = 0.0
-    for reward in reversed(turn_rewards(trajectory)):
-        following = reward + gamma * following
-        found.append(following)
-    return found[::-1]
-
-
-def token_rewards(trajectory: Trajectory) -> list[float]:
-    """The reward of each sampled token: that of a turn stands at its last token.
-
-    That of a turn without an answer waits for the next one that has one; at the end, it goes to the last token.
-    """
-    placed: list[float] = []
-    waiting = 0.0
-    for reward, length in zip(turn_rewards(trajectory), answer_lengths(trajectory), strict=True):
-        waiting += reward
-        if length:
-            placed += [0.0] * (length - 1) + [waiting]
-            waiting = 0.0
-    placed[-1] += waiting
-    return placed
-
-
 EPSILON = 1e-6
-"""Added to the standard deviation, so that tiny differences in reward are not blown up."""
+"""Added to the standard deviation, so that tiny differences in reward do not become large advantages."""
 
 ComparedAdvantage = GRPOAdvantage | RLOOAdvantage | ReinforcePlusAdvantage | GiGPOAdvantage
-"""Those that follow from the rewards alone."""
+"""The advantages that follow from the rewards alone."""
 
 
 def batch_advantages(batch: Batch, config: ComparedAdvantage) -> list[list[float]]:
-    """Per trajectory, in the batch's canonical order, the advantage of each of its sampled tokens."""
+    """The advantage of each sampled token, for each trajectory in the batch's canonical order."""
     if isinstance(config, GiGPOAdvantage):
         return [tokens for group in batch.groups for tokens in gigpo(group, config)]
     each = trajectory_advantages([[member.reward for member in group.members] for group in batch.groups], config)
@@ -79,7 +37,7 @@ def batch_advantages(batch: Batch, config: ComparedAdvantage) -> list[list[float
 def trajectory_advantages(
     groups: Sequence[Sequence[float]], config: GRPOAdvantage | RLOOAdvantage | ReinforcePlusAdvantage
 ) -> list[float]:
-    """One number per trajectory from the rewards of each group."""
+    """One advantage per trajectory, from the rewards of each group."""
     match config:
         case GRPOAdvantage():
             return [a for rewards in groups for a in standardised(rewards, config.normalise)]
@@ -93,7 +51,7 @@ def trajectory_advantages(
 
 
 def standardised(values: Sequence[float], normalise: str) -> list[float]:
-    """Value minus the mean, over the population standard deviation if `normalise` is `std`."""
+    """Each value minus the mean, divided by the population standard deviation if `normalise` is `std`."""
     if min(values) == max(values):
         return [0.0] * len(values)
     mean = math.fsum(values) / len(values)
@@ -102,7 +60,7 @@ def standardised(values: Sequence[float], normalise: str) -> list[float]:
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """Reward minus the mean of the other members' rewards."""
+    """Each reward minus the mean of the other members' rewards."""
     if min(rewards) == max(rewards):
         return [0.0] * len(rewards)
     total, others = math.fsum(rewards), len(rewards) - 1
@@ -110,9 +68,9 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
 
 
 def gigpo(group: Group, config: GiGPOAdvantage) -> list[list[float]]:
-    """Per member: the episode's advantage in its group, plus omega times that of each turn among its like.
+    """For each member, the episode's advantage in its group, plus omega times each turn's among similar turns.
 
-    Two turns of a group are alike if they answer the same observation, token for token, whatever came before it.
+    Two turns of a group are similar if they answer the same observation, token for token, whatever came before it.
     """
     episodes = standardised([member.reward for member in group.members], config.normalise)
     returns = [turn_returns(member, config.gamma) for member in group.members]
@@ -142,6 +100,44 @@ def _scaled(centred: Sequence[float], by: float) -> list[float]:
 
 
 def zero_share(batch: Batch) -> float:
-    """The share of groups whose members all got the same reward: they teach nothing."""
+    """The share of groups whose members all got the same reward, so that they teach nothing."""
     same = sum(len({member.reward for member in group.members}) <= 1 for group in batch.groups)
     return same / len(batch.groups)
+
+
+def answer_lengths(trajectory: Trajectory) -> list[int]:
+    """The number of sampled tokens of each turn; 0 if the episode was stopped before the answer."""
+    return [sum(len(span.tokens) for span in turn.answer if span.sampled) for turn in trajectory.turns]
+
+
+def turn_rewards(trajectory: Trajectory) -> list[float]:
+    """The reward of each turn. The last turn also gets what the reward functions gave for the whole episode."""
+    steps = [turn.reward for turn in trajectory.turns]
+    steps[-1] += trajectory.reward - sum(steps)
+    return steps
+
+
+def turn_returns(trajectory: Trajectory, gamma: float) -> list[float]:
+    """The return of each turn: its reward and the later rewards, discounted per turn."""
+    found: list[float] = []
+    following = 0.0
+    for reward in reversed(turn_rewards(trajectory)):
+        following = reward + gamma * following
+        found.append(following)
+    return found[::-1]
+
+
+def token_rewards(trajectory: Trajectory) -> list[float]:
+    """The reward of each sampled token. A turn's reward is placed on the last token of its answer.
+
+    The reward of a turn without an answer is placed on the next answer, or, if there is none, on the last token.
+    """
+    placed: list[float] = []
+    waiting = 0.0
+    for reward, length in zip(turn_rewards(trajectory), answer_lengths(trajectory), strict=True):
+        waiting += reward
+        if length:
+            placed += [0.0] * (length - 1) + [waiting]
+            waiting = 0.0
+    placed[-1] += waiting
+    return placed

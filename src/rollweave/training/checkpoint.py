@@ -1,4 +1,4 @@
-"""Checkpoints: a Hugging Face folder that `transformers` and vLLM load as it is, plus `state/` to continue from.
+"""Writes and finds checkpoints: a Hugging Face folder that `transformers` and vLLM load, plus `state/` for a resume.
 
     checkpoints/step-12/config.json, model.safetensors, tokenizer.json, ...
     checkpoints/step-12/state/trainer.pt       optimiser and version
@@ -6,9 +6,9 @@
     checkpoints/step-12/state/driver.npz       their tokens and log-probs
     checkpoints/step-12/state/manifest.json    size and digest of every other file
 
-A checkpoint appears all at once (`atomic_folder`), so whatever is called `step-N` was whole when it was made; the
-manifest tells whether it still is. This file knows folders and disks, not torch: the driver uses it to find and to
-prune checkpoints.
+A checkpoint appears all at once (`atomic_folder`), so a folder called `step-N` was complete when it was made; the
+manifest shows whether it still is. This file does not import torch, because the driver uses it to find and to prune
+checkpoints.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NO_DRIVER = DriverFiles()
 
 
 def write(folder: Path, fill: Callable[[Path], None], driver: DriverFiles = NO_DRIVER) -> None:
-    """Let `fill` write a new checkpoint; it exists whole or not at all, and earlier ones stay untouched."""
+    """Let `fill` write a new checkpoint. It exists completely or not at all, and earlier ones are not changed."""
     if folder.exists():
         raise RunFolderError(f"checkpoint {folder} exists already and is never overwritten; choose another folder")
     try:
@@ -75,7 +75,7 @@ def read_driver(folder: Path) -> DriverFiles:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None if every file is as it was written."""
+    """Say what is wrong with a checkpoint; None if every file is as it was written."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         for name, (size, digest) in manifest.items():
@@ -100,7 +100,7 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints, and what a killed process left half written."""
+    """Remove all but the `keep` newest checkpoints, and half-written ones of a killed process."""
     for old in newest_first(folder)[keep:]:
         shutil.rmtree(old)
     for partial in folder.glob(f"{PARTIAL}*"):
@@ -108,7 +108,7 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Take a checkpoint out of the line without deleting it; one that was set aside before makes room."""
+    """Rename a checkpoint, so that a resume does not use it. An older one set aside under this name is deleted."""
     aside = folder.with_name(f"{ASIDE}{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     return folder.rename(aside)

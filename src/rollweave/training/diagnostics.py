@@ -1,4 +1,4 @@
-"""What a train step says about itself: its losses, how off-policy its data were, whether engine and trainer agree."""
+"""Computes the metrics of a train step: its losses, how off-policy its data was, whether engine and trainer agree."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rollweave.training.protocol import Metrics
 
 @dataclass(slots=True)
 class StepRecord:
-    """Collects what the passes and updates of one train step saw."""
+    """Collects the passes and updates of one train step."""
 
     passes: list[tuple[MicroBatch, TokenLoss, Tensor | None]] = field(default_factory=list)
-    """Micro-batch, its per-token losses (detached) and, where known, the trainer's log-probs before the step: always
-    for the first mini-batch, a random share of the groups."""
+    """Each micro-batch with its per-token losses (detached) and, if known, the trainer's log-probs before the step.
+    They are always known for the first mini-batch, which is a random share of the groups."""
     norms: list[float] = field(default_factory=list)
     updates: int = 0
     skipped: int = 0
@@ -47,7 +47,7 @@ class StepRecord:
             **self._mismatch(),
             **self._value(weight),
         }
-        # A skipped update has infinities in its losses; a metrics file must stay readable. `grad/skipped` tells.
+        # A skipped update has infinite losses, which the metrics file cannot hold; `grad/skipped` counts them.
         return {name: value if math.isfinite(value) else 0.0 for name, value in found.items()}
 
     def _mismatch(self) -> Metrics:
@@ -69,9 +69,9 @@ class StepRecord:
 
 
 def off_policy(before: Tensor, behaviour: Tensor) -> Metrics:
-    """How the policy about to be trained differs from the one that drew the tokens.
+    """Measure how the policy before the step differs from the policy that drew the tokens.
 
-    `ess` is the effective sample size as a share: 1 when on-policy, towards 0 when a few tokens carry all weight.
+    `ess` is the effective sample size as a share: 1 when on-policy, near 0 when a few tokens have all the weight.
     """
     ratio = torch.exp((before - behaviour).double())
     middle, high = torch.quantile(ratio, torch.tensor([0.5, 0.99], dtype=torch.float64)).tolist()
@@ -84,18 +84,18 @@ def off_policy(before: Tensor, behaviour: Tensor) -> Metrics:
 
 
 def identically_one(corrected_by: Tensor, stale: Tensor) -> bool:
-    """Whether there are stale tokens and nothing tells them from fresh ones: every ratio and weight is exactly 1.
+    """Whether there are stale tokens and each of their ratios and weights is exactly 1, so that nothing is corrected.
 
-    It is no matter where the policy has not moved since the draw: then stale data is as good as fresh.
+    That is no problem if the policy has not changed since the draw, because stale data is then as good as fresh data.
     """
     return bool(stale.any()) and bool((corrected_by[stale] == 1.0).all())
 
 
 def logprob_gap(before: Tensor, behaviour: Tensor, versions: Tensor, current: int) -> Metrics:
-    """Mean and largest |trainer - engine| log-prob on tokens of the current version; nothing if the batch has none.
+    """Mean and largest |trainer - engine| log-prob on tokens of the current version; empty if the batch has none.
 
-    On those the two should agree to rounding; a gap means that engine and trainer compute different models. On older
-    tokens they differ because the policy has moved, which says nothing about the engine.
+    On those tokens the two should agree up to rounding, and a gap means that engine and trainer compute different
+    models. On older tokens they differ because the policy has changed, which says nothing about the engine.
     """
     gaps = (before - behaviour).abs()[versions == current]
     if not len(gaps):

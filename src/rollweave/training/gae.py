@@ -1,10 +1,11 @@
-"""Generalised advantage estimation over the sampled tokens of a trajectory, and the value head it needs.
+"""Generalised advantage estimation over the sampled tokens of a trajectory, and the value head that it needs.
 
-The head is one linear layer on the hidden state that predicts a token: the value of the state *before* that token.
-Observation tokens are the environment's doing and no steps of the agent: the state after a turn's last token is the
-one before the next turn's first. The state after the last sampled token is worth 0, truncated episodes included.
+The head is one linear layer on the hidden state that predicts a token: it gives the value of the state *before* that
+token. Observation tokens come from the environment and are not steps of the agent, so the state after a turn's last
+token is the state before the next turn's first token. The state after the last sampled token has value 0, also in
+truncated episodes.
 
-The head belongs to the trainer. It is saved with the optimiser and never part of the weights that engines get.
+The head belongs to the trainer. It is saved with the optimiser and is never part of the weights that engines get.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rollweave.trajectory import Batch
 
 
 def value_head(hidden: int) -> torch.nn.Linear:
-    """A head that expects nothing yet: all zeros, so that a new one needs no randomness."""
+    """Make a value head with all weights 0, so that a new head needs no randomness."""
     head = torch.nn.Linear(hidden, 1)
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
@@ -31,11 +32,11 @@ def value_head(hidden: int) -> torch.nn.Linear:
 
 
 def credit(rows: Sequence[PackedRow], batch: Batch, config: GAEAdvantage) -> Metrics:
-    """Give the rows, which carry the head's values, their advantages and the returns the head should have said."""
+    """Give the rows, which already have the head's values, their advantages and the returns to train the head on."""
     values: list[float] = []
     returns: list[float] = []
     for row, trajectory in zip(rows, batch.trajectories(), strict=True):
-        assert row.values is not None, "looked at before the first update"
+        assert row.values is not None, "recorded before the first update"
         row.advantage = gae(token_rewards(trajectory), row.values, config.gamma, config.lam)
         row.returns = [advantage + value for advantage, value in zip(row.advantage, row.values, strict=True)]
         values += row.values
@@ -47,25 +48,25 @@ def credit(rows: Sequence[PackedRow], batch: Batch, config: GAEAdvantage) -> Met
 
 
 def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:
-    """The advantage of each sampled token: the discounted sum of the surprises that follow it."""
+    """The advantage of each sampled token: the discounted sum of the value head's errors from that token on."""
     found: list[float] = []
     following, advantage = 0.0, 0.0
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):
-        surprise = reward + gamma * following - value
-        advantage = surprise + gamma * lam * advantage
+        error = reward + gamma * following - value
+        advantage = error + gamma * lam * advantage
         following = value
         found.append(advantage)
     return found[::-1]
 
 
 def whitened(advantages: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Mean 0 and deviation 1 over all tokens."""
+    """The advantages with mean 0 and standard deviation 1 over all tokens."""
     flat = iter(standardised([a for tokens in advantages for a in tokens], "std"))
     return [[next(flat) for _ in tokens] for tokens in advantages]
 
 
 def value_loss(new: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """Half the squared error per token; clipped: the worse of the value's and of that held within `clip` of old."""
+    """Half the squared error per token. With `clip`: the larger of the errors of the value and of the clipped value."""
     error = (new - returns) ** 2
     if clip is not None:
         held = old + (new - old).clamp(-clip, clip)
@@ -74,7 +75,7 @@ def value_loss(new: Tensor, old: Tensor, returns: Tensor, clip: float | None) ->
 
 
 def explained_variance(values: Sequence[float], returns: Sequence[float]) -> float:
-    """1: the head had foreseen the returns; 0: no better than a constant; below: worse."""
+    """1 if the head predicted the returns exactly, 0 if it was no better than a constant, below 0 if it was worse."""
     spread = deviation(returns)
     if math.isclose(spread, 0.0, abs_tol=1e-12):
         return 0.0

@@ -1,35 +1,17 @@
-"""The loss of a train step, token by token, on tensors of one dimension (the sampled tokens of a micro-batch).
+"""The loss of a train step, per sampled token, on tensors of one dimension (the sampled tokens of a micro-batch).
 
     loss = mismatch factor x policy objective + KL + entropy (+ value)
 
-**Like with like.** A ratio compares two probabilities of the same kind. If the engine only scaled by a temperature,
-both sides are log-probs of softmax(logits / temperature). If top-p or top-k cut the support (or the draw was greedy),
-the transformed distribution is renormalised over a set that changes abruptly with the weights; there both sides are
-the policy's raw log-probs at temperature 1. `packing` makes that choice per span; here both sides are just tensors.
+**The ratio** compares two log-probs of the same kind. If the engine only scaled by a temperature, both are log-probs of
+softmax(logits / temperature). If top-p, top-k or greedy sampling excluded tokens, the distribution of the draw changes
+abruptly with the weights, so both are the policy's raw log-probs at temperature 1. `packing` chooses per span.
 
-**The denominator** of the ratio is explicit. `behaviour`: the engine's log-probs of the very draw, so stale or
-slightly different engine arithmetic is corrected for and clipped. `proximal`: the trainer's own log-probs before the
-step: the ratio then measures only how far this step's mini-batches have moved.
+**The denominator** of the ratio is `behaviour`, the engine's log-probs of the draw, which corrects and clips stale data
+and differences of engine arithmetic; or `proximal`, the trainer's own log-probs before the step, so that the ratio
+measures only how far this step's mini-batches have moved.
 
-**Weights, not means.** Each token comes with its share of the whole mini-batch (`token_weights`), and losses are
-weighted sums. The update therefore does not depend on how the mini-batch was cut into micro-batches.
-
-Engine and trainer compute the same model with different arithmetic; what is done about the difference.
-
-The weight of a token is exp(before - behaviour): the trainer's log-prob before the step minus the engine's of the very
-draw. On tokens of the current version that is the mismatch and nothing else. On stale tokens the policy has moved in
-between, and the same number holds staleness and mismatch together; nobody can tell them apart afterwards.
-
-Sums and means of tokens that belong together, given back to each of them.
-
-`index` says which one a token belongs to: numbers from 0 that never fall. A trajectory is never cut in two by
-micro-batches, so what is taken together here does not depend on how they were cut.
-
-The policy objectives: per sampled token, the loss to minimise, the ratio it corrects by, and where it was cut.
-
-Two families. *Clipped*: the ratio itself carries the gradient, until a clip stops it (ppo, decoupled_ppo, gspo).
-*Weighted*: the gradient is that of log pi, times a weight without gradient made of the ratio (tis, cispo, topr); kimi
-has no weight and a penalty instead. `docs/losses.md` has the formulas in one table.
+**Weights.** Each token has a weight, its share of the whole mini-batch (`token_weights`), and losses are weighted sums.
+So the update does not depend on how the mini-batch was divided into micro-batches.
 """
 
 from __future__ import annotations
@@ -59,23 +41,70 @@ from rollweave.config.losses import (
     TOPRLoss,
 )
 
-
-def sum_within(values: Tensor, index: Tensor) -> Tensor:
-    sums = values.new_zeros(int(index[-1]) + 1).index_add_(0, index, values)
-    return sums[index]
+# ---------------------------------------------------------------------------------------------- the whole loss
 
 
-def mean_within(values: Tensor, index: Tensor) -> Tensor:
-    return sum_within(values, index) / torch.bincount(index)[index]
+@dataclass(slots=True)
+class TokenLoss:
+    """The terms of the loss per token, before weighting."""
+
+    policy: Tensor
+    kl: Tensor
+    entropy: Tensor
+    corrected_by: Tensor
+    """The full correction of the draw: the ratio, times the mismatch weight if there is one."""
+    clipped: Tensor
+    """Whether the objective's own bound stopped the gradient or reduced the weight."""
+    mismatch: Correction | None = None
+    value: Tensor | None = None
+
+    def detached(self) -> TokenLoss:
+        value = None if self.value is None else self.value.detach()
+        kept = (self.corrected_by, self.clipped, self.mismatch, value)
+        return TokenLoss(self.policy.detach(), self.kl.detach(), self.entropy.detach(), *kept)
 
 
-MAX_LOG_RATIO = 20.0
-"""Beyond it the ratio is held (5e8): far outside any clip, and an infinite one would make the gradient NaN."""
+def token_weights(sampled: Sequence[int], aggregation: Aggregation) -> list[float]:
+    """The weight of each token of each trajectory, given the trajectories' sampled lengths in the mini-batch.
+
+    `token`: all tokens have the same weight. `sequence`: all trajectories have the same weight, divided among tokens.
+    """
+    if aggregation == "token":
+        return [1.0 / sum(sampled)] * len(sampled)
+    return [1.0 / (len(sampled) * length) for length in sampled]
+
+
+def token_loss(
+    policy: Objective, mismatch: Correction | None, new: Tensor, entropy: Tensor, reference: Tensor | None
+) -> TokenLoss:
+    """Put the terms together. Gradients flow through the objective, `new` and `entropy`."""
+    kl = torch.zeros_like(new) if reference is None else k3(new, reference)
+    if mismatch is None:
+        return TokenLoss(policy.loss, kl, entropy, policy.ratio, policy.clipped)
+    corrected_by = policy.ratio * mismatch.factor if mismatch.weighs else policy.ratio
+    return TokenLoss(policy.loss * mismatch.factor, kl, entropy, corrected_by, policy.clipped, mismatch)
+
+
+def total(loss: TokenLoss, weight: Tensor, config: Loss, value_coefficient: float = 0.0) -> Tensor:
+    """The scalar to differentiate: this micro-batch's share of the mini-batch's loss."""
+    terms = loss.policy + config.kl_coefficient * loss.kl - config.entropy_coefficient * loss.entropy
+    if loss.value is not None:
+        terms = terms + value_coefficient * loss.value
+    return (weight * terms).sum()
+
+
+def k3(new: Tensor, reference: Tensor) -> Tensor:
+    """An estimate of KL(new || reference) from tokens drawn from `new`: of low variance and never negative."""
+    gap = reference - new
+    return torch.exp(gap) - gap - 1.0
+
+
+# ------------------------------------------------------------------------------------------- policy objectives
 
 
 @dataclass(slots=True)
 class TokenBatch:
-    """The sampled tokens of a micro-batch as an objective sees them. Gradients flow to `new` only."""
+    """The sampled tokens of a micro-batch, as input of an objective. Gradients flow to `new` only."""
 
     new: Tensor
     behaviour: Tensor
@@ -83,26 +112,34 @@ class TokenBatch:
     """The trainer's log-probs before the step, if the objective needs them."""
     advantage: Tensor
     rows: Tensor
-    """Which trajectory each token is of."""
+    """The trajectory of each token."""
 
     def old(self, config: RatioLoss) -> Tensor:
         return self.known_before() if config.denominator == "proximal" else self.behaviour
 
     def known_before(self) -> Tensor:
-        assert self.before is not None, "looked at before the first update"
+        assert self.before is not None, "recorded before the first update"
         return self.before
 
 
 @dataclass(slots=True)
 class Objective:
+    """The result of a policy objective, per token."""
+
     loss: Tensor
     ratio: Tensor
-    """What the draw is corrected by, before any bound; without gradient."""
+    """The ratio that corrects the draw, before any bound; without gradient."""
     clipped: Tensor
-    """Where a bound stopped the gradient or cut the weight."""
+    """Whether a bound stopped the gradient or reduced the weight."""
 
 
 def objective(draws: TokenBatch, config: LossConfig) -> Objective:
+    """Compute the policy objective that the job has chosen; `docs/losses.md` has the formulas in one table.
+
+    There are two families. *Clipped*: the ratio itself has the gradient, until a clip stops it (ppo, decoupled_ppo,
+    gspo). *Weighted*: the gradient is that of log pi, times a weight made of the ratio, without gradient (tis, cispo,
+    topr); kimi has no weight, but a penalty.
+    """
     match config:
         case PPOLoss():
             return ppo(draws, config)
@@ -135,7 +172,7 @@ def ppo(draws: TokenBatch, config: PPOLoss) -> Objective:
 
 
 def decoupled_ppo(draws: TokenBatch, config: DecoupledPPOLoss) -> Objective:
-    """The clip looks at this step's movement only; the weight corrects what happened before it."""
+    """The clip limits the movement of this step only; the weight corrects for the movement before it."""
     before = draws.known_before()
     ratio = exp(draws.new - before)
     weight = exp(before - draws.behaviour)
@@ -145,9 +182,9 @@ def decoupled_ppo(draws: TokenBatch, config: DecoupledPPOLoss) -> Objective:
 
 
 def gspo(draws: TokenBatch, config: GSPOLoss) -> Objective:
-    """Every token carries its trajectory's ratio and its own gradient, so that advantages may differ per token.
+    """Every token has its trajectory's ratio and its own gradient, so that advantages may differ per token.
 
-    Where they do not, that is the gradient of the trajectory's ratio itself.
+    If they do not differ, the result is the gradient of the trajectory's ratio itself.
     """
     shared = exp(mean_within((draws.new - draws.old(config)).detach(), draws.rows))
     ratio = shared * torch.exp(draws.new - draws.new.detach())
@@ -181,8 +218,8 @@ def cispo(draws: TokenBatch, config: CISPOLoss) -> Objective:
 
 
 def topr(draws: TokenBatch, config: TOPRLoss) -> Objective:
-    """What counts as good is the sign of the advantage: with the reward's own, a reward above 0 but below its
-    group's mean would be pushed down without a bound."""
+    """A token counts as good if its advantage is positive. With the sign of the reward instead, a positive reward below
+    its group's mean would be pushed down without a bound."""
     ratio = exp(draws.new - draws.old(config)).detach()
     good = draws.advantage > 0
     weight = torch.where(good, config.positive_weight, config.negative_weight * ratio.clamp(max=1.0))
@@ -190,34 +227,40 @@ def topr(draws: TokenBatch, config: TOPRLoss) -> Objective:
 
 
 def kimi(draws: TokenBatch, config: KimiLoss) -> Objective:
-    """No weight: the squared log-ratio pulls back what has moved, whatever its advantage."""
+    """There is no weight; the squared log-ratio pulls every token back that has moved, whatever its advantage."""
     gap = draws.new - draws.old(config)
     loss = 0.5 * config.tau * gap**2 - draws.advantage * draws.new
     return Objective(loss, exp(gap).detach(), torch.zeros_like(gap, dtype=torch.bool))
 
 
-def exp(log_ratio: Tensor) -> Tensor:
-    return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+# ------------------------------------------------------------------------------- engine and trainer disagree
 
 
 @dataclass(slots=True)
 class Correction:
+    """The correction for the difference between the engine's and the trainer's arithmetic, per token."""
+
     factor: Tensor
-    """What the policy loss of each token is multiplied by; without gradient."""
+    """The factor on the policy loss of each token; without gradient."""
     cut: Tensor
-    """Where the weight was truncated or the token left out."""
+    """Whether the weight was truncated or the token left out."""
     weighs: bool
-    """Whether the factor is a weight (it corrects) or a mask (it only leaves out)."""
+    """Whether the factor is a weight (it corrects) or a mask (it only leaves tokens out)."""
 
 
 def correction(
     before: Tensor | None, behaviour: Tensor, rows: Tensor, segments: Tensor, config: MismatchConfig
 ) -> Correction | None:
-    """None if there is nothing to do."""
+    """Compute the mismatch correction; None if the job has none.
+
+    The weight of a token is exp(before - behaviour): the trainer's log-prob before the step minus the engine's of the
+    draw. On tokens of the current version that is the mismatch alone. On stale tokens the policy has changed since the
+    draw, so the number contains staleness and mismatch together, and they cannot be separated.
+    """
     if isinstance(config, NoMismatch):
         return None
-    assert before is not None, "looked at before the first update"
-    ratio = exp(_taken_together(before - behaviour, rows, segments, config.level))
+    assert before is not None, "recorded before the first update"
+    ratio = exp(_combine(before - behaviour, rows, segments, config.level))
     match config:
         case MismatchWeight():
             return Correction(ratio.clamp(max=config.upper), ratio > config.upper, weighs=True)
@@ -226,7 +269,7 @@ def correction(
             return Correction((~outside).to(ratio.dtype), outside, weighs=False)
 
 
-def _taken_together(gap: Tensor, rows: Tensor, segments: Tensor, level: Level) -> Tensor:
+def _combine(gap: Tensor, rows: Tensor, segments: Tensor, level: Level) -> Tensor:
     match level:
         case "token":
             return gap
@@ -238,56 +281,27 @@ def _taken_together(gap: Tensor, rows: Tensor, segments: Tensor, level: Level) -
             return sum_within(gap, rows)
 
 
-@dataclass(slots=True)
-class TokenLoss:
-    """Per-token terms of the loss, before weighting."""
-
-    policy: Tensor
-    kl: Tensor
-    entropy: Tensor
-    corrected_by: Tensor
-    """Everything that tells the draw from an on-policy one: the ratio, times the mismatch weight if there is one."""
-    clipped: Tensor
-    """Where the objective's own bound stopped the gradient or cut the weight."""
-    mismatch: Correction | None = None
-    value: Tensor | None = None
-
-    def detached(self) -> TokenLoss:
-        value = None if self.value is None else self.value.detach()
-        kept = (self.corrected_by, self.clipped, self.mismatch, value)
-        return TokenLoss(self.policy.detach(), self.kl.detach(), self.entropy.detach(), *kept)
+# ------------------------------------------------------------------------------------------- shared arithmetic
 
 
-def token_weights(sampled: Sequence[int], aggregation: Aggregation) -> list[float]:
-    """The weight of each token of each trajectory, given the trajectories' sampled lengths in the mini-batch.
+MAX_LOG_RATIO = 20.0
+"""The largest log-ratio (a ratio of 5e8). It is far outside any clip; an infinite ratio would make the gradient NaN."""
 
-    `token`: every token the same. `sequence`: every trajectory the same, shared out over its tokens.
+
+def exp(log_ratio: Tensor) -> Tensor:
+    """The ratio, limited so that it stays finite."""
+    return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def sum_within(values: Tensor, index: Tensor) -> Tensor:
+    """For each token, the sum over all tokens with the same index; indices count from 0 and never fall.
+
+    Micro-batches never divide a trajectory, so the result does not depend on how they were made.
     """
-    if aggregation == "token":
-        return [1.0 / sum(sampled)] * len(sampled)
-    return [1.0 / (len(sampled) * length) for length in sampled]
+    sums = values.new_zeros(int(index[-1]) + 1).index_add_(0, index, values)
+    return sums[index]
 
 
-def token_loss(
-    policy: Objective, mismatch: Correction | None, new: Tensor, entropy: Tensor, reference: Tensor | None
-) -> TokenLoss:
-    """The terms put together; gradients flow through the objective, `new` and `entropy`."""
-    kl = torch.zeros_like(new) if reference is None else k3(new, reference)
-    if mismatch is None:
-        return TokenLoss(policy.loss, kl, entropy, policy.ratio, policy.clipped)
-    corrected_by = policy.ratio * mismatch.factor if mismatch.weighs else policy.ratio
-    return TokenLoss(policy.loss * mismatch.factor, kl, entropy, corrected_by, policy.clipped, mismatch)
-
-
-def total(loss: TokenLoss, weight: Tensor, config: Loss, value_coefficient: float = 0.0) -> Tensor:
-    """The scalar to differentiate: this micro-batch's share of the mini-batch's loss."""
-    terms = loss.policy + config.kl_coefficient * loss.kl - config.entropy_coefficient * loss.entropy
-    if loss.value is not None:
-        terms = terms + value_coefficient * loss.value
-    return (weight * terms).sum()
-
-
-def k3(new: Tensor, reference: Tensor) -> Tensor:
-    """The low-variance, never negative estimate of KL(new || reference) from tokens drawn from new."""
-    gap = reference - new
-    return torch.exp(gap) - gap - 1.0
+def mean_within(values: Tensor, index: Tensor) -> Tensor:
+    """For each token, the mean over all tokens with the same index."""
+    return sum_within(values, index) / torch.bincount(index)[index]

@@ -1,7 +1,7 @@
-"""From a batch of trajectories to tensors: a trajectory is one row, however many turns it has.
+"""Packs a batch of trajectories into tensors: a trajectory is one row, however many turns it has.
 
-A row's given and sampled tokens go through the model once; the loss is taken at its sampled tokens only. Their data
-lie flat, one entry per sampled token, with (row, column) saying where each stands in the padded micro-batch.
+All tokens of a row go through the model once; the loss is computed at its sampled tokens only. The data of the sampled
+tokens is flat, with one entry per token, and (row, column) gives each token's place in the padded micro-batch.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ class PackedRow:
     temperature: NDArray[np.float32]
     versions: NDArray[np.int64]
     segments: NDArray[np.int64]
-    """Which segment each token is of, from 0: the tokens of one answer that one version drew."""
+    """The segment of each token, from 0. A segment is the tokens of one answer that one version drew."""
     advantage: list[float] = field(default_factory=list)
     before: list[float] | None = None
-    """The trainer's own log-probs before the step, if somebody will ask for them."""
+    """The trainer's own log-probs before the step, if the loss or the mismatch correction needs them."""
     values: list[float] | None = None
-    """What the value head expected before the step, if there is one; then also the returns it should have."""
+    """The value head's values before the step, if there is a head; then `returns` holds the returns to train it on."""
     returns: list[float] | None = None
 
     @property
     def idle(self) -> bool:
-        """Nothing to learn from it."""
+        """Whether all advantages are 0, so that nothing can be learned from the row."""
         return not any(self.advantage)
 
 
 @dataclass(slots=True)
 class MicroBatch:
-    """One forward and backward pass. `tokens` is padded; everything else is flat, per sampled token."""
+    """The tensors of one forward and backward pass. `tokens` is padded; all others have one entry per sampled token."""
 
     members: list[PackedRow]
     tokens: Tensor
@@ -66,12 +66,12 @@ class MicroBatch:
 
 
 def rows_of(batch: Batch) -> list[PackedRow]:
-    """The batch's trajectories in canonical order, their advantages still to be given."""
+    """Make the rows of the batch's trajectories in canonical order, still without advantages."""
     return [_row(trajectory) for trajectory in batch.trajectories()]
 
 
 def micro_batches(rows: Sequence[PackedRow], weights: Sequence[float], budget: int) -> list[MicroBatch]:
-    """Cut rows into passes of at most `budget` padded tokens; `weights` holds each row's weight per token."""
+    """Divide rows into passes of at most `budget` padded tokens; `weights` has each row's weight per token."""
     plan = fill_rows([len(row.tokens) for row in rows], budget)
     return [_micro_batch([rows[i] for i in indices], [weights[i] for i in indices]) for indices in plan]
 
@@ -119,7 +119,7 @@ def _segments(sampled: Sequence[_SampledPart]) -> list[int]:
 
 
 def _comparable(span: Span) -> tuple[Logprobs, float]:
-    """The behaviour's log-probs the trainer can compare its own with, and at which temperature (see `losses`)."""
+    """The engine's log-probs with which the trainer can compare its own, and their temperature (see `losses`)."""
     assert span.logprobs is not None and span.raw_logprobs is not None and span.transform is not None  # Batch.check
     if cuts_support(span.transform):
         return span.raw_logprobs, 1.0
@@ -127,7 +127,7 @@ def _comparable(span: Span) -> tuple[Logprobs, float]:
 
 
 def cuts_support(transform: Transform) -> bool:
-    """Whether some tokens could not be drawn at all, so that the drawn distribution is not the policy's own."""
+    """Whether some tokens could not be drawn at all, so that the distribution of the draw is not the policy's."""
     return transform.greedy or transform.top_p < 1.0 or transform.top_k > 0
 
 

@@ -1,4 +1,4 @@
-"""What the control plane asks of anything that trains."""
+"""The protocol through which the control plane uses a trainer."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ Metrics = dict[str, float]
 
 
 class Trainer(Protocol):
-    """Implemented by the torch trainer, the simulated trainer and the client of a trainer elsewhere."""
+    """Turns batches into versions. The torch trainer, the simulated trainer and the Ray client implement it."""
 
     async def train_step(self, batch: Batch) -> Metrics:
-        """One optimisation step on a checked batch: version n becomes n + 1."""
+        """Train on a checked batch: version n becomes n + 1."""
         ...
 
     async def publish(self, version: int) -> Fingerprint:
-        """Push the current weights to the weight store as `version`; returns their digests."""
+        """Push the current weights to the weight store as `version`, and return their digests."""
         ...
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
-        """Write a checkpoint: a Hugging Face folder plus `state/`. Atomic: all of it or nothing.
+        """Write a checkpoint, completely or not at all: a Hugging Face folder plus `state/`.
 
-        `driver` is the control plane's state as JSON; it goes to `state/driver.json`.
+        `driver` is the control plane's state; it goes to `state/driver.json` and `state/driver.npz`.
         """
         ...
 
     async def load(self, folder: Path) -> None:
         """Continue from a checkpoint that `save` wrote."""
         ...
-
-    async def close(self) -> None: ...

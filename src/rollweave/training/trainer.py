@@ -1,12 +1,10 @@
-"""The torch trainer: one process, synchronous, float32. Version n and a batch become version n + 1.
+"""The torch trainer: one process, synchronous, float32. From version n and a batch it makes version n + 1.
 
     check → rows → advantages → mini-batches (one optimiser update each) → micro-batches (accumulated)
 
-Nothing in here is random but the shuffling into mini-batches, which derives from (seed, version), and the learning
-rate is a function of the version: a checkpoint holds weights, optimiser moments and the version (and the value head,
-if the advantages have one), and continuing from it repeats the very same arithmetic.
-
-The learning rate as a pure function of the train step: nothing to save, nothing to get out of step on a resume.
+The only random choice is the shuffling into mini-batches, which derives from (seed, version), and the learning rate is
+a function of the version. So a checkpoint needs only weights, optimiser moments and the version (and the value head,
+if the advantages have one), and a resume repeats exactly the same arithmetic.
 """
 
 from __future__ import annotations
@@ -32,27 +30,12 @@ from rollweave.training.packing import MicroBatch, PackedRow, micro_batches, row
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
 
-Schedule = Literal["constant", "linear", "cosine"]
-
-
-def learning_rate(step: int, *, peak: float, kind: Schedule, warmup: int, total: int, final_share: float) -> float:
-    """The rate of train step `step` (from 0): a linear warm-up, then down to `final_share` of the peak."""
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    progress = min(1.0, (step - warmup) / max(1, total - 1 - warmup))
-    if kind == "constant":
-        return peak
-    if kind == "linear":
-        return peak * (1.0 - (1.0 - final_share) * progress)
-    return peak * (final_share + (1.0 - final_share) * 0.5 * (1.0 + math.cos(math.pi * progress)))
-
-
 STATE = Path("state", "trainer.pt")
 log = logging.getLogger(__name__)
 
 
 class TorchTrainer:
-    """Trains the policy in `folder`, which also is the KL reference for good (a later `load` does not change it)."""
+    """Trains the policy in `folder`, which is also the KL reference for the whole run, also after a `load`."""
 
     def __init__(self, folder: Path, config: TrainingConfig, seed: int, *, version: int = 0) -> None:
         from transformers import AutoTokenizer
@@ -62,23 +45,23 @@ class TorchTrainer:
         self.version = version
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.reference = load_model(folder).requires_grad_(False) if config.loss.kl_coefficient > 0 else None
-        self._use(load_model(folder))
+        self._install(load_model(folder))
 
     # ------------------------------------------------------------------------------------------ one step
 
     def train_step(self, batch: Batch) -> Metrics:
-        """One train step with all its mini-batches. Refuses a batch that was not honestly sampled."""
+        """Make one train step with all its mini-batches. A batch that lacks log-probs or versions is refused."""
         batch.check()
         rows = rows_of(batch)
-        foreseen = self._credit(batch, rows)
+        value_metrics = self._credit(batch, rows)
         minibatches = self._minibatches(rows)
         rate = self._set_learning_rate()
         record = StepRecord()
         for number, passes in enumerate(minibatches):
             for micro in passes:
-                self._accumulate(micro, record, untouched=number == 0)
+                self._accumulate(micro, record, before_update=number == 0)
             self._update(record)
-        metrics = record.metrics(self.version) | foreseen
+        metrics = record.metrics(self.version) | value_metrics
         self._warn(metrics)
         self.version += 1
         return metrics | {
@@ -88,45 +71,45 @@ class TorchTrainer:
         }
 
     def _credit(self, batch: Batch, rows: list[PackedRow]) -> Metrics:
-        """Give every row its advantages; says how well the value head foresaw the returns, if there is one."""
+        """Give every row its advantages. Returns the metrics of the value head, if there is one."""
         config = self.config.advantage
         if isinstance(config, GAEAdvantage):
-            self._look(rows)
+            self._record_before(rows)
             return credit(rows, batch, config)
         for row, advantage in zip(rows, batch_advantages(batch, config), strict=True):
             row.advantage = advantage
         return {}
 
     def _minibatches(self, rows: list[PackedRow]) -> list[list[MicroBatch]]:
-        """Mini-batches as lists of passes. Every row counts in the denominators; idle ones are not computed."""
+        """The mini-batches as lists of passes. Every row counts in the denominators; idle rows are not computed."""
         groups = list(dict.fromkeys(row.group for row in rows))
         count = min(self.config.minibatches, len(groups))
-        idle_too = self._compute_idle(rows)
+        with_idle = self._compute_idle(rows)
         if count > 1:
             groups = generator(self.seed, "minibatches", self.version).sample(groups, len(groups))
             if self.config.needs_before and rows[0].before is None:
-                self._look([row for row in rows if idle_too or not row.idle])
-        # Whole groups: within one, advantages add up to zero, and a mini-batch should not be pulled off that.
+                self._record_before([row for row in rows if with_idle or not row.idle])
+        # Groups are not divided: within a group advantages add up to zero, and so they do in a mini-batch.
         shares = [set(groups[i::count]) for i in range(count)]
-        passes = [self._passes([row for row in rows if row.group in share], idle_too) for share in shares]
-        # The first one shows the policy before the step, so it must not be one without anything to compute.
+        passes = [self._passes([row for row in rows if row.group in share], with_idle) for share in shares]
+        # The first mini-batch shows the policy before the step, so it must not be an empty one.
         return sorted(passes, key=lambda minibatch: not minibatch)
 
-    def _passes(self, rows: list[PackedRow], idle_too: bool) -> list[MicroBatch]:
+    def _passes(self, rows: list[PackedRow], with_idle: bool) -> list[MicroBatch]:
         weights = token_weights([len(row.columns) for row in rows], self.config.loss.aggregation)
-        chosen = [(row, weight) for row, weight in zip(rows, weights, strict=True) if idle_too or not row.idle]
+        chosen = [(row, weight) for row, weight in zip(rows, weights, strict=True) if with_idle or not row.idle]
         return micro_batches([r for r, _ in chosen], [w for _, w in chosen], self.config.microbatch_tokens)
 
     def _compute_idle(self, rows: list[PackedRow]) -> bool:
-        """Whether rows without advantage are computed: for a part of the loss that moves them too.
+        """Whether idle rows are computed too: if a part of the loss has a gradient for them.
 
-        Also if there are no others: the step's metrics want something to look at.
+        They are also computed if there are no other rows, because the step's metrics need some.
         """
         return self.config.loss.moves_idle_rows or self.head is not None or all(row.idle for row in rows)
 
     @torch.no_grad()
-    def _look(self, rows: list[PackedRow]) -> None:
-        """Keep with the rows what the policy says of them before the step: log-probs, and values if there is a head."""
+    def _record_before(self, rows: list[PackedRow]) -> None:
+        """Record in the rows the policy's log-probs before the step, and the values if there is a head."""
         for micro in micro_batches(rows, [0.0] * len(rows), self.config.microbatch_tokens):
             logprobs, _, values = self._forward(micro)
             lengths = [len(row.columns) for row in micro.members]
@@ -136,13 +119,13 @@ class TorchTrainer:
                 for row, part in zip(micro.members, torch.split(values, lengths), strict=True):
                     row.values = part.tolist()
 
-    def _accumulate(self, micro: MicroBatch, record: StepRecord, untouched: bool) -> None:
-        """Forward and backward of one pass; gradients add up to the mini-batch's.
+    def _accumulate(self, micro: MicroBatch, record: StepRecord, before_update: bool) -> None:
+        """Run one pass forward and backward. Gradients of the passes add up to those of the mini-batch.
 
-        `untouched`: no update of this step has happened yet, so the pass itself sees the policy before the step.
+        `before_update` says that this step has made no update yet, so the pass itself sees the policy before the step.
         """
         new, entropy, values = self._forward(micro)
-        before = new.detach() if untouched else micro.before
+        before = new.detach() if before_update else micro.before
         loss = self._loss(micro, new, before, entropy)
         coefficient = 0.0
         if isinstance(self.config.advantage, GAEAdvantage):
@@ -161,7 +144,7 @@ class TorchTrainer:
         return token_loss(policy, mismatch, new, entropy, self._reference_logprobs(micro))
 
     def _forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of every sampled token: its log-prob, the entropy and, with a head, the value of the state before it."""
+        """For every sampled token: its log-prob, the entropy and, with a head, the value of the state before it."""
         states = token_states(self.model, micro.tokens, micro.rows, micro.columns)
         targets = micro.tokens[micro.rows, micro.columns]
         values = None if self.head is None else self.head(states).squeeze(-1)
@@ -174,7 +157,7 @@ class TorchTrainer:
         return token_logprobs(self.reference, micro.tokens, micro.rows, micro.columns, micro.temperature)[0]
 
     def _update(self, record: StepRecord) -> None:
-        """One optimiser update from the gradients accumulated; skipped if they are not finite."""
+        """Make one optimiser update from the accumulated gradients. It is skipped if they are not finite."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.gradient_clip))
         finite = norm < float("inf")  # False for NaN too
         if finite:
@@ -182,7 +165,7 @@ class TorchTrainer:
             record.norms.append(norm)
         record.updates += 1
         record.skipped += not finite
-        # Zeroed, not dropped: an update whose rows all were left out still lets the moments decay.
+        # Set to 0 and not to None, so that the moments decay also in an update whose rows were all left out.
         self.optimizer.zero_grad(set_to_none=False)
 
     def _set_learning_rate(self) -> float:
@@ -200,7 +183,7 @@ class TorchTrainer:
         return rate
 
     def _rate_factors(self) -> list[float]:
-        """Of the policy's learning rate: for the policy, and for the value head if there is one."""
+        """The factors on the learning rate: for the policy, and for the value head if there is one."""
         advantage = self.config.advantage
         return [1.0, advantage.value_learning_rate_factor] if isinstance(advantage, GAEAdvantage) else [1.0]
 
@@ -213,7 +196,7 @@ class TorchTrainer:
     # --------------------------------------------------------------------------------- weights and checkpoints
 
     def weights(self) -> dict[str, Tensor]:
-        """The current weights under their Hugging Face names, tied ones once. Views: copy them before the next step."""
+        """The current weights by their Hugging Face names, tied ones once. The next step changes these tensors."""
         found: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, tensor in self.model.state_dict().items():
@@ -223,7 +206,7 @@ class TorchTrainer:
         return found
 
     def save(self, folder: Path, driver: checkpoint.DriverFiles = checkpoint.NO_DRIVER) -> None:
-        """Write a checkpoint, whole or not at all; `driver` is the control plane's part of it."""
+        """Write a checkpoint, completely or not at all; `driver` is the control plane's part of it."""
         checkpoint.write(folder, self._fill, driver)
 
     def _fill(self, folder: Path) -> None:
@@ -236,23 +219,23 @@ class TorchTrainer:
             torch.save(state, file)
 
     def load(self, folder: Path) -> None:
-        """Continue from a checkpoint: the next step is bit for bit the one that would have followed."""
+        """Continue from a checkpoint: the next step is bit for bit the same as without the interruption."""
         if not (folder / STATE).is_file():
             raise RunFolderError(f"{folder} is not a checkpoint to resume from: it lacks {STATE}")
         state = torch.load(folder / STATE, weights_only=True)
         if ("value_head" in state) != (self.head is not None):
-            here, there = ("a", "no") if self.head is not None else ("no", "a")
+            needed, found = ("one", "no") if self.head is not None else ("none", "a")
             raise RunFolderError(
-                f"{folder} holds {there} value head, but {self.config.advantage.type} advantages have {here} one: "
+                f"{folder} has {found} value head, but {self.config.advantage.type} advantages need {needed}: "
                 "continue with the training.advantage.type the run was started with"
             )
-        self._use(load_model(folder))
+        self._install(load_model(folder))
         if self.head is not None:
             self.head.load_state_dict(state["value_head"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.version = state["version"]
 
-    def _use(self, model: Any) -> None:
+    def _install(self, model: Any) -> None:
         self.model = model
         gae = isinstance(self.config.advantage, GAEAdvantage)
         self.head = value_head(model.config.hidden_size) if gae else None
@@ -267,3 +250,21 @@ class TorchTrainer:
             weight_decay=self.config.weight_decay,
             fused=True,
         )
+
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def learning_rate(step: int, *, peak: float, kind: Schedule, warmup: int, total: int, final_share: float) -> float:
+    """The rate of train step `step` (from 0): a linear warm-up, then a fall to `final_share` of the peak.
+
+    It is a pure function of the step, so a checkpoint need not save it.
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1, total - 1 - warmup))
+    if kind == "constant":
+        return peak
+    if kind == "linear":
+        return peak * (1.0 - (1.0 - final_share) * progress)
+    return peak * (final_share + (1.0 - final_share) * 0.5 * (1.0 + math.cos(math.pi * progress)))

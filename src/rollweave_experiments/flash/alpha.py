@@ -1,5 +1,5 @@
-"""The best asynchronous ratio: the smallest alpha within 5 % of the fastest, for short and long answers and for small
-and large rollouts.
+"""Finds the best asynchronous ratio: the smallest alpha within 5 % of the fastest, for short and long answers and for
+small and large rollouts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Environment-level asynchrony at N(10 s, 10 s): the last point of RollArt's sweep, as ROLL Flash reports it."""
+"""Measures environment-level asynchrony at N(10 s, 10 s), the last point of the sweep in `rollart/latency.py`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Queue scheduling: with half of the groups filtered for equal rewards, whole batches wait for their slowest again and
-again; a queue takes the next prompt, and 16 extra prompts in flight make up for the filtered ones in advance.
+"""Measures queue scheduling when half of the groups are filtered because of equal rewards.
+
+Whole batches wait for their slowest member again and again. A queue takes the next prompt at once, and 16 extra prompts
+in play replace the filtered ones in advance.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ def generation_seconds(seed: int, small: bool, **how: Any) -> float:
         seed=seed,
         rollout=rollout(8, filter="zero_variance", **how),
         pipeline={"type": "sync+"},
-        steps=2 if small else 20,
+        training={"steps": 2 if small else 20},
         warmup=0,
     )
     return outcome.rollout_seconds

@@ -1,4 +1,4 @@
-"""Redundant environments at N(10 s, 5 s), some of which stop altogether: nobody waits for those."""
+"""Measures redundant environments at N(10 s, 5 s). Some environments stop, and with redundancy a step does not wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rollweave_experiments.setup import measured, normal, pool, rollout, task
 
 STARTED = {"32x8": (32, 8), "36x9": (36, 9), "36x12": (36, 12)}
 STOPPING = 1e-3
-"""Chance that a step never returns and is given up after `GIVEN_UP_AFTER`."""
+"""The chance that a step never returns; it is given up after `GIVEN_UP_AFTER` seconds."""
 GIVEN_UP_AFTER = 120.0
 
 
@@ -31,7 +31,7 @@ def rollout_seconds(groups: int, size: int, seed: int, small: bool) -> float:
             deadlines={"env_step": GIVEN_UP_AFTER},
         ),
         pipeline={"type": "sync+"},
-        steps=1 if small else 5,
+        training={"steps": 1 if small else 5},
         warmup=0,
     )
     return outcome.rollout_seconds

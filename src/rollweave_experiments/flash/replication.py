@@ -1,4 +1,4 @@
-"""Prompt replication: the answers of a prompt stay together on one engine, or go wherever there is room."""
+"""Measures prompt replication: the answers of a prompt use one engine together, or any engine that has room."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rollweave_experiments.setup import measured, pool, rollout, task
 
 SHAPES = ((64, 16), (32, 16), (16, 32), (16, 64))
 ENGINES, SLOTS = 8, 16
-"""Requests under way per engine: the next one goes where one has ended."""
+"""The number of engines, and of requests that each runs at once; when one ends, the next takes its place."""
 
 
 def generation_seconds(groups: int, size: int, replicated: bool, seed: int, small: bool) -> float:
@@ -20,7 +20,7 @@ def generation_seconds(groups: int, size: int, replicated: bool, seed: int, smal
             groups // 4 if small else groups, size, prompt_replication=replicated, environments=ENGINES * SLOTS
         ),
         pipeline={"type": "sync+"},
-        steps=1 if small else 8,
+        training={"steps": 1 if small else 8},
         warmup=0,
     )
     return outcome.rollout_seconds

@@ -1,4 +1,4 @@
-"""From 16 to 128 GPUs: adding GPUs does not shorten the longest answer, so waiting for it costs ever more."""
+"""Scales from 16 to 128 GPUs: more GPUs do not shorten the longest answer, so waiting for it costs more and more."""
 
 from __future__ import annotations
 

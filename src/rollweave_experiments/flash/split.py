@@ -1,4 +1,4 @@
-"""Forty GPUs: how many generate and how many train?"""
+"""Finds how many of forty GPUs should generate and how many should train."""
 
 from __future__ import annotations
 

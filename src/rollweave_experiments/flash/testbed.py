@@ -1,6 +1,6 @@
-"""What ROLL Flash's presets share: Qwen3-8B on single-turn math with heavy-tailed answers, on H800.
+"""The setup of ROLL Flash's presets: Qwen3-8B on single-turn math with heavy-tailed answers, on H800.
 
-Synchronous training takes turns on all GPUs; asynchronous training divides them.
+In synchronous training, generation and training alternate on all GPUs; asynchronous training divides the GPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from rollweave.simulation.outcome import SimulationResult
 from rollweave_experiments.setup import Data, measured, pool, rollout, task
 
 GROUPS = 128
-"""Prompts of a rollout batch, with 8 answers each: ROLL counts `rollout_batch_size` in prompts."""
+"""The prompts of a rollout batch, with 8 answers each, because ROLL counts `rollout_batch_size` in prompts."""
 
 
 def synchronous(gpus: int, seed: int, small: bool, groups: int = GROUPS, **more: Any) -> SimulationResult:
@@ -26,7 +26,7 @@ def asynchronous(
 
 
 def _run(pools: list[Data], pipeline: Data, seed: int, small: bool, groups: int, **more: Any) -> SimulationResult:
-    length = {"steps": 3, "warmup": 1} if small else {"steps": 14, "warmup": 5}
+    length = {"training": {"steps": 3}, "warmup": 1} if small else {"training": {"steps": 14}, "warmup": 5}
     answers = more.pop("answers", {})
     groups = max(2, groups // 32) if small else groups
     return measured(

@@ -1,4 +1,4 @@
-"""Step time over alpha: how far rollout may run ahead, from 1 to 6 versions. A quarter of the paper's size."""
+"""Measures the step time for alpha from 1 to 6, at a quarter of the paper's size."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rollweave_experiments.setup import series
 
 ALPHAS = (1, 2, 3, 4, 6)
 PLATEAU = 3
-"""From here on more running ahead should gain nothing."""
+"""A larger alpha than this should gain nothing."""
 
 
 def step_seconds(model: str, alpha: int, seed: int, small: bool) -> float:
-    length = {} if small else {"steps": 7, "warmup": 2}
+    length = {} if small else {"training": {"steps": 7}, "warmup": 2}
     return rollart(model, seed, small, alpha=alpha, scale=4, **length).step_seconds
 
 

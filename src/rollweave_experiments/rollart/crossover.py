@@ -1,4 +1,4 @@
-"""Figure 4: 2 H800 against 6 H20, which cost the same, for a prefill-heavy and a decode-heavy task."""
+"""Figure 4: compares 2 H800 with 6 H20, which cost the same, for a prefill-heavy and a decode-heavy task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rollout_seconds(preset: str, device: str, batch: int, seed: int, small: bool
         seed=seed,
         rollout=rollout(batch // 8 // (4 if small else 1)),
         pipeline={"type": "sync+"},
-        steps=1 if small else 2,
+        training={"steps": 1 if small else 2},
         warmup=0,
     )
     return outcome.rollout_seconds

@@ -1,9 +1,9 @@
-"""Iterations of SWE-bench whose environments sometimes never start, with and without the image cache; four times the
-paper's sixty, because sixty meet seven by chance only.
+"""Measures iterations of SWE-bench whose environments sometimes never start, with and without the image cache.
 
-A start that hangs is given up at its deadline and tried again. Without the cache its chance is such that 7 of 60
-iterations meet one; with it one start in 10,000 hangs. An eighth of the paper's size: 16 episodes on 4 H800.
-The share of env.reset is what an iteration takes longer than the same one with starts that take no time.
+There are four times the paper's sixty iterations, because in sixty the failures depend too much on chance.
+A start that hangs is given up at its deadline and tried again. Without the cache its chance is such that on average
+7 of 60 iterations have one; with the cache one start in 10,000 hangs. The size is an eighth of the paper's: 16 episodes
+on 4 H800. The share of env.reset is the time by which an iteration is longer than with starts that take no time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollweave_experiments.setup import measured, pool, rollout, task
 EPISODES = 16
 HANGING, HANGING_CACHED = 1 - (1 - 7 / 60) ** (1 / EPISODES), 1e-4
 GIVEN_UP_AFTER = 350.0
-"""Seconds, so that a hit reset takes the 400 s of the paper with its second attempt."""
+"""Seconds, chosen so that a reset that hangs takes the 400 s of the paper, including its second attempt."""
 
 
 def iterations(seed: int, small: bool, **changes: Any) -> SimulationResult:
@@ -31,13 +31,13 @@ def iterations(seed: int, small: bool, **changes: Any) -> SimulationResult:
         seed=seed,
         rollout=rollout(EPISODES // 8, deadlines={"env_reset": GIVEN_UP_AFTER}),
         pipeline={"type": "sync+"},
-        steps=12 if small else 240,  # of fewer perhaps none is hit
+        training={"steps": 12 if small else 240},  # with fewer, perhaps none would have a failure
         warmup=0,
     )
 
 
 def hits(outcome: SimulationResult) -> list[bool]:
-    """Which iterations an environment failed in."""
+    """For each iteration, whether an environment failed in it."""
     totals = [0.0, *_column(outcome, "ledger/attempt/infra-failed")]
     return [after > before for before, after in pairwise(totals)]
 
@@ -73,7 +73,7 @@ def measure(seed: int, small: bool) -> Measurement:
 
 
 def _mean(values: Sequence[float], hit: Sequence[bool], which: bool) -> float:
-    """Over the iterations that were hit, or over the others; all of them where there is none of that kind."""
+    """The mean over the iterations with a failure, or over the others; over all if there are none of that kind."""
     return fmean([value for value, one in zip(values, hit, strict=True) if one is which] or values)
 
 

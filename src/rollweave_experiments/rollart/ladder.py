@@ -1,4 +1,4 @@
-"""Throughput from Sync to RollArt: each rung over the one below it, for three models."""
+"""Compares the throughput of five modes from Sync to RollArt, each with the mode before it, for three models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R2: environments that answer after N(10 s, sigma), turn by turn for the whole batch or each at its own pace."""
+"""R2: environments that answer after N(10 s, sigma), in lockstep for the whole batch or each at its own pace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIGMAS = (1, 3, 5, 7, 10)
 
 
 def gain(sigma: float, seed: int, small: bool) -> float:
-    """Rollout time with a barrier after each turn over that without; nothing else differs."""
+    """The rollout time with a barrier after each turn, divided by the time without; nothing else differs."""
 
     def seconds(pipeline: str) -> float:
         outcome = measured(
@@ -21,7 +21,7 @@ def gain(sigma: float, seed: int, small: bool) -> float:
             seed=seed,
             rollout=rollout(4 if small else 32),
             pipeline={"type": pipeline},
-            steps=1,
+            training={"steps": 1},
             warmup=0,
         )
         return outcome.rollout_seconds

@@ -1,6 +1,6 @@
-"""R1: three rollout pools that cost the same, beside 32 H800 that train; all counts over four.
+"""R1: compares three rollout pools of equal cost, beside 32 H800 that train; all counts are divided by four.
 
-So small, the pools cannot be shared out among engines of four GPUs: the largest model runs on two.
+Pools of this size cannot be divided into engines of four GPUs, so the largest model runs on two.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def throughput(model: str, pools: list[Data], seed: int, small: bool) -> float:
         seed=seed,
         model=MODELS[model],
         rollout=rollout(8 if small else 64 // SCALE),
-        steps=2 if small else 4,
+        training={"steps": 2 if small else 4},
     )
     return outcome.tokens_per_second
 

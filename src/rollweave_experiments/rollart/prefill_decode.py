@@ -1,4 +1,4 @@
-"""Prefill on H800 nodes and decode on H20 nodes, against both on every one of the same four nodes; SWE-bench."""
+"""Compares prefill on H800 nodes and decode on H20 nodes with both on each of the same four nodes, for SWE-bench."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rollout_seconds(model: str, split: str, apart: bool, seed: int, small: bool)
         model=name,
         rollout=rollout(2 if small else 16),
         pipeline={"type": "sync+"},
-        steps=1 if small else 2,
+        training={"steps": 1 if small else 2},
         warmup=0,
     )
     return outcome.rollout_seconds

@@ -1,5 +1,7 @@
-"""A mixture-of-experts job on a thirtieth of the paper's 3,000 GPUs: what get_batch waits, what a better split of the
-same GPUs gains. (`python -m bench.simulate` runs all 3,000.)
+"""Simulates a mixture-of-experts job on a thirtieth of the paper's 3,000 GPUs.
+
+It measures how long get_batch waits, and what a better division of the same GPUs gains. (`python -m bench.simulate`
+runs all 3,000.)
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ MODEL: Data = {
 }
 GPUS, NODE = 96, 8
 PUSH = Constants().push_bandwidth * 500 / 32
-"""GB/s to the weight store: 500 GPUs push their shares at once, where the testbed of table 4 has 32."""
+"""GB/s to the weight store: 500 GPUs push their shares at once; the testbed of table 4 has 32."""
 TRAINING = (16, 24, 32, 40)
-"""GPUs that train, of all; the first is the paper's 1:5."""
+"""The numbers of GPUs that train; the first is the paper's ratio of 1:5."""
 
 
 def production(training: int, prefix_cache: bool, seed: int, small: bool) -> SimulationResult:
@@ -45,17 +47,17 @@ def production(training: int, prefix_cache: bool, seed: int, small: bool) -> Sim
         rollout=rollout(8 if small else 24, max_context=58000),
         prefix_cache=prefix_cache,
         constants={"push_bandwidth": PUSH},
-        steps=2 if small else 16,
+        training={"steps": 2 if small else 16},
     )
 
 
 def waits(outcome: SimulationResult) -> list[float]:
-    """Of each step that counts, the share that get_batch waited."""
+    """For each step that counts, the share of its time in which get_batch waited."""
     return [float(str(row["time/get_batch"])) / float(str(row["time/step"])) for row in outcome.rows[1:]]
 
 
 def longest_response(seed: int, episodes: int = 768) -> float:
-    """Of a step's responses, the longest over the mean."""
+    """The longest response of a step, divided by the mean."""
     model = EpisodeModel(PRESETS["production"])
     lengths = [sum(model.draw(derive(seed, "response", n // 8), n % 8).answers) for n in range(episodes)]
     return max(lengths) / fmean(lengths)

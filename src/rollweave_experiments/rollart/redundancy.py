@@ -1,4 +1,4 @@
-"""More groups and larger groups than the 32 x 8 that a step consumes: whoever is last is not waited for."""
+"""Starts more groups and larger groups than the 32 x 8 that a step consumes, so that it does not wait for the last."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rollout_seconds(groups: int, size: int, seed: int, small: bool) -> float:
         seed=seed,
         rollout=rollout(wanted, redundant_groups=(groups - 32) / 32, redundant_members=size - 8),
         pipeline={"type": "sync+"},
-        steps=2 if small else 10,
+        training={"steps": 2 if small else 10},
         warmup=0,
     )
     return outcome.rollout_seconds
@@ -38,7 +38,7 @@ def measure(seed: int, small: bool) -> Measurement:
 
 
 def _no_slower(gains: Grid, groups: int, size: int) -> bool:
-    """Than with two groups, or two members, less."""
+    """Whether the rollout is no slower than with two groups less, and than with two members less."""
     return all(gains[groups, size] >= gains.get(less, 0.0) for less in ((groups - 2, size), (groups, size - 2)))
 
 

@@ -1,4 +1,4 @@
-"""R3: three math jobs with a 7B judge, on reward GPUs of their own or on functions that all of them share."""
+"""R3: compares three math jobs with a 7B judge on reward GPUs of their own with the same jobs on shared functions."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def job(pools: list[Data], seed: int, small: bool) -> Scenario:
             "workload": {"tasks": [task("gem-math", judged=True)]},
             "rollout": {"groups_per_step": 4 if small else 84, "group_size": 8, "max_context": 16384},  # batch 84
             "pipeline": {"type": "sync+"},
-            # A verdict in a few words, on a platform that has the image and scales down at once.
+            # The judge answers in a few words; the platform has the image and scales down at once.
             "judge": {"answer_tokens": {"type": "constant", "value": 64}, "cold_start": 2.0, "idle_seconds": 5.0},
-            "steps": 2 if small else 10,
+            "training": {"steps": 2 if small else 10},
         }
     )
 
 
 async def together(scenarios: list[Scenario], clock: Clock) -> tuple[list[SimulationResult], JudgeUse]:
-    """All jobs on one clock with one judge."""
+    """Run all jobs on one clock with one judge."""
     judge = make_judge(scenarios[0], clock)
     assert judge is not None
     async with asyncio.TaskGroup() as tasks:

@@ -1,11 +1,12 @@
-"""RollArt's evaluation setup (section 7.1), at a quarter of its size: 128 GPUs and 512 trajectories a step become 32
-and 128. As many environments as a batch has members, as in the public ROLL (`num_env_groups x group_size`).
+"""RollArt's evaluation setup (section 7.1), at a quarter of its size: 32 GPUs and 128 trajectories per step.
 
-Baselines have H800 only and blocking weight updates within their cluster. RollArt has H20 instead of a third of its
-rollout GPUs, sends math and game there, and moves weights in the background.
+There are as many environments as a batch has members, as in the public ROLL (`num_env_groups x group_size`).
 
-The paper takes a batch before the engines get the weights of the last step, and counts staleness from those engines:
-its alpha is one less than ours, with `sync_point: after_batch`.
+Baselines have only H800 and blocking weight updates within their cluster. RollArt has H20 in place of a third of its
+rollout GPUs, sends math and game tasks there, and moves weights in the background.
+
+The paper takes a batch before the engines get the weights of the last step, and counts staleness from those engines.
+So its alpha is one less than ours, with `sync_point: after_batch`.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ MODES = (*BASELINES, "RollArt")
 
 
 def tasks(model: str) -> list[Data]:
-    """The uniform mix; SWE-bench only with the largest model."""
+    """The tasks in equal shares; SWE-bench only with the largest model."""
     names = ["webshop", "frozen-lake", *DECODE_HEAVY]
     return [task(name) for name in ([*names, "swe-bench"] if model == "32B" else names)]
 
 
 def mode(name: str, model: str, seed: int, small: bool) -> SimulationResult:
-    """One rung of the ladder on one model."""
+    """Simulate one mode with one model."""
     if name == "RollArt":
         return rollart(model, seed, small)
     scale = SMALL_SCALE if small else SCALE
@@ -47,7 +48,7 @@ def mode(name: str, model: str, seed: int, small: bool) -> SimulationResult:
 
 
 def rollart(model: str, seed: int, small: bool, alpha: int = 1, scale: int = SCALE, **more: Any) -> SimulationResult:
-    """`alpha` as the paper counts it."""
+    """Simulate RollArt; `alpha` is counted as in the paper."""
     scale = SMALL_SCALE if small else scale
     parallel = TENSOR_PARALLEL[model]
     pools = [
@@ -63,7 +64,7 @@ def batch(scale: int) -> Data:
 
 
 def _run(model: str, pools: list[Data], seed: int, small: bool, scale: int, **more: Any) -> SimulationResult:
-    steps = {"steps": 2} if small else {"steps": 6, "warmup": 2}
+    steps: Data = {"training": {"steps": 2}} if small else {"training": {"steps": 6}, "warmup": 2}
     return measured(
         pools, tasks(model), **{"seed": seed, "model": MODELS[model], "rollout": batch(scale), **steps, **more}
     )

@@ -1,4 +1,4 @@
-"""Time to the same score: equal steps at alpha <= 1, so the ratio of step times of the ladder's largest model."""
+"""Time to the same score. At alpha <= 1 the steps are equally good, so it is the ratio of the step times (32B)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The path of the weights: what pushing and pulling take, what of it engines stand still for, what hiding it gains."""
+"""Measures the path of the weights: push, pull, the part for which engines stand still, and the gain of hiding it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollweave_experiments.rollart.testbed import MODELS, rollart
 
 
 def blocking(constants: Constants) -> dict[str, float]:
-    """Between clusters the blocking path is push, then pull, one after the other (the paper's naive path)."""
+    """Between clusters the blocking path is a push and then a pull (the paper's naive path)."""
     return {"broadcast_bandwidth": 1 / (1 / constants.push_bandwidth + 1 / constants.pull_bandwidth)}
 
 

@@ -1,4 +1,4 @@
-"""RollMux' experiments. Milliseconds of its decisions are not here: that is wall-clock time, for `bench.mux`."""
+"""RollMux's experiments. The time of its decisions is wall-clock time, which `bench.mux` measures."""
 
 from __future__ import annotations
 

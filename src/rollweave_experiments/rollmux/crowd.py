@@ -1,4 +1,4 @@
-"""A cluster that already runs many jobs, to see what one more decision takes."""
+"""Makes a cluster that already runs many jobs, to measure what one more decision takes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SKEWS = ((1.0, 1.0), (2.0, 0.6), (0.6, 2.0))
 
 def crowd(policy: MuxPolicy, running: int, draw: random.Random) -> ClusterState:
     state = ClusterState()
-    # Without moves and with a few trials each it fills quickly.
-    filling = Scheduler(replace(policy, consolidation=False, max_judged=4))
+    # Without moves, and with few assessed options, it fills quickly.
+    filling = Scheduler(replace(policy, consolidation=False, max_assessed=4))
     for number in range(running):
         job = draw_job(f"{number}", draw)
         filling.apply(state, filling.arrive(state, job, 0.0), 0.0, job)

@@ -1,4 +1,4 @@
-"""How the work of a placement grows with the number of running jobs. `bench.mux` measures its milliseconds."""
+"""Measures how the work of a placement grows with the number of running jobs; `bench.mux` measures its time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def measure(seed: int, small: bool) -> Measurement:
 
 
 def _looked_at(policy: MuxPolicy, running: int, seed: int) -> float:
-    """Groups and places that an arrival considers, on average: every refusal, and the one that is taken."""
+    """The mean number of groups and places that an arrival considers: every refusal, and the place that it takes."""
     draw = generator(seed, "decisions", running)
     state, scheduler = crowd(policy, running, draw), Scheduler(policy)
     plans = [scheduler.arrive(state, draw_job(f"new {number}", draw), 60.0) for number in range(ARRIVALS)]

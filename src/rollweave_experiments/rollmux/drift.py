@@ -1,4 +1,4 @@
-"""Jobs whose responses grow or shrink while they train: RollMux's stop-and-resubmit against hourly regrouping."""
+"""Jobs whose responses grow or shrink during training: compares RollMux's stop-and-resubmit with hourly regrouping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollweave_experiments.claims.rollmux import DRIFT
 from rollweave_experiments.frame import Experiment, Measurement
 
 CURVE = {197.0: 0.5, 300.0: 1.5, 419.0: 4.0}
-"""Growth at factor 1 for a 7B, 14B and 32B model (told apart by what a move of one costs)."""
+"""The growth at factor 1 of a 7B, 14B and 32B model; the key is the seconds that a move of the model takes."""
 SETS = {
     "increasing": (0.0, 0.5, 1.0, 1.5),
     "decreasing": (0.0, -0.5, -1.0, -1.5),
@@ -43,8 +43,8 @@ def _replay(policy: str, trace: list[TraceJob], factors: tuple[float, ...], seed
 
 
 def _drifts(jobs: list[MuxJob], factors: tuple[float, ...], seed: int) -> dict[str, Drift]:
-    """A profile is taken at the longest responses a job may give: at factor 1 a growing job ends there. A shrinking
-    one begins there, and shrinks as much as the growing one grows."""
+    """The drift of each job. Profiles are measured at the longest responses of a job. At factor 1 a growing job ends
+    there; a shrinking job begins there, and shrinks by as much as the growing one grows."""
     drifts = {}
     for job in jobs:
         factor = generator(seed, "mux", "drift", job.id).choice(factors)

@@ -1,4 +1,4 @@
-"""Figure 19: in the group D x 2 + E the job E is killed and comes back; the others do not notice. Phase by phase."""
+"""Figure 19, phase by phase: in the group D x 2 + E the job E is killed and comes back without slowing the others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def measure(seed: int, small: bool) -> Measurement:
 
 
 def _iteration(world: PhaseWorld, since: float, until: float) -> float:
-    """Mean iteration of the two jobs that were left alone, of those that ended in that time."""
+    """The mean iteration of the two other jobs, over the iterations within that time."""
     ends = [pair for job in ("D1", "D2") for pair in pairwise(world.ends[job])]
     return fmean(end - start for start, end in ends if since <= start and end <= until)
 

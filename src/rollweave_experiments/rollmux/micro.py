@@ -1,4 +1,4 @@
-"""Figure 10: three small groups; work per second and dollar against every job on nodes of its own."""
+"""Figure 10: compares the work per second and dollar of three small groups with every job on nodes of its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measure(seed: int, small: bool) -> Measurement:
 
 
 def rollmux(together: CoGroup) -> float:
-    """Iterations per second and dollar an hour."""
+    """Iterations per second, divided by dollars per hour."""
     period = meta_period(together) if together.gang else migrated_period(together, Migration())
     return together.size / period / PRICES.group_cost(together)
 
@@ -58,7 +58,7 @@ def _alone(members: list[Type], price: float) -> float:
 def gavel(members: list[Type]) -> float:
     speed = dollars = 0.0
     for kind in members:
-        # No SLO in this comparison: throughput is all that counts.
+        # This comparison is about throughput only, so there is no SLO.
         shares = best_shares(MuxJob("", kind.profile(), 1e9, 1), PRICES)
         speed += 1 / (kind.t_roll * kind.nodes / shares.rollout + kind.t_train * kind.nodes / shares.train)
         dollars += shares.rollout * PRICES.rollout.price + shares.train * PRICES.train.price

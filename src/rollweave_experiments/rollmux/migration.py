@@ -1,4 +1,4 @@
-"""Two jobs on one rollout and one train node, with and without moving the tail out of the next job's way."""
+"""Compares two jobs on one rollout and one train node with and without moving the last responses to fewer GPUs."""
 
 from __future__ import annotations
 

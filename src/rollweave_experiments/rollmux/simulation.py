@@ -1,4 +1,4 @@
-"""Cost over Opt by class of jobs, on a trace with the statistics of the paper's."""
+"""Measures the cost relative to Opt for each class of jobs, on a trace with the statistics of the paper's trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights over the slow link between two clusters: every rollout GPU pulls a copy, or one copy is scattered."""
+"""Compares two ways of weights over the slow link between clusters: one copy per rollout GPU, or one scattered copy."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from rollweave_experiments.claims.rollmux import SYNC
 from rollweave_experiments.frame import Experiment, Measurement
 
 GIGABYTES = {"7B": 15.2, "14B": 29.5, "32B": 65.5}
-"""Qwen2.5 in 16 bit."""
+"""The sizes of Qwen2.5 in 16 bit."""
 LINK, LOCAL = 2.5, 100.0
-"""GB/s: 20 Gbit/s per GPU across; broadcast inside a cluster."""
+"""GB/s: 20 Gbit/s per GPU between the clusters, and a broadcast inside a cluster."""
 
 
 def scattered(size: float, gpus: int) -> float:
-    """A disjoint shard over every link, then a broadcast inside."""
+    """Seconds if each link carries a different shard, followed by a broadcast inside the cluster."""
     return size / gpus / LINK + size / LOCAL
 
 
 def flat(size: float) -> float:
-    """Every rollout GPU pulls the whole model over its own link."""
+    """Seconds if every rollout GPU pulls the whole model over its own link."""
     return size / LINK
 
 

@@ -1,4 +1,4 @@
-"""Two weeks on the testbed: 200 jobs of one tenant. Trace and mix are the paper's secret; ours are drawn."""
+"""Two weeks on the testbed with 200 jobs. The paper does not publish its trace and mix of jobs, so ours are drawn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollweave_experiments.rollmux.types import TYPES
 
 JOBS, SPAN_H, MEAN_H, SPREAD = 200, 370.2 - 27.9, 27.9, 1.0
 WIDE = 0.09
-"""Share of jobs on two nodes a pool: 8.74 GPUs a job, as Solo-D's node-hours say."""
+"""The share of jobs on two nodes per pool: 8.74 GPUs per job, which follows from Solo-D's node-hours."""
 MIXES = {"A to E": "ABCDE", "A and B": "AB", "D and E": "DE", "D": "D", "E": "E"}
 
 
@@ -80,7 +80,7 @@ def _replay(policy: str, types: str, jobs: int, seed: int) -> ReplayResult:
 
 
 def _draw(types: str, jobs: int, draw: random.Random) -> list[tuple[float, MuxJob]]:
-    """Poisson arrivals, lognormal durations, SLO U(1, 2)."""
+    """Draw jobs with Poisson arrivals, lognormal durations and SLOs from U(1, 2)."""
     times = sorted(draw.uniform(0, SPAN_H * jobs / JOBS) * 3600 for _ in range(jobs))
     arrivals = []
     for number, at in enumerate(times):

@@ -1,4 +1,4 @@
-"""RollMux's job types (its table 3) with the phase times that its tables 4 and figure 10 lead to."""
+"""RollMux's job types (its table 3), with phase times that follow from its table 4 and figure 10."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from rollweave.mux.simulation.jobs import MODELS
 
 
 class Type(NamedTuple):
+    """A type of job: its phase times, its model and its nodes per pool."""
+
     t_roll: float
     t_train: float
     model: str
@@ -43,7 +45,7 @@ from 525.4 s and their ratios of rollout to training; C is a guess."""
 
 
 def group(members: Sequence[tuple[str, Type, tuple[int, ...]]], width: int) -> CoGroup:
-    """Name, type and rollout nodes of every member."""
+    """Make a co-group of these jobs, each given by name, type and rollout nodes."""
     made = CoGroup(1, tuple(range(width)))
     for name, kind, nodes in members:
         made.add(name, phases_at(kind.profile(), width), nodes)

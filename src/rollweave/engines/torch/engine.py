@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollweave.config.job import InFlight
+from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Finish, Pull, Request
 from rollweave.engines.torch.model import Chunk, Inputs, KVCache, forward
 from rollweave.engines.torch.sampling import Decoder, draw, finish_of, text_of

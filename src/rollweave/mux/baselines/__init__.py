@@ -1,1 +1,1 @@
-"""What RollMux is compared with, one small file each; `setups.py` names them all."""
+"""The policies with which RollMux is compared; `setups.py` lists them by name."""

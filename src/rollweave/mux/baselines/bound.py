@@ -1,9 +1,9 @@
-"""A lower bound on what any policy could pay for a trace with every SLO kept: a linear program over hours.
+"""A lower bound on the cost of a trace under any policy that keeps every SLO: a linear program over hours.
 
-It knows the whole trace, moves jobs freely and splits nodes at will. What it has to respect: a job runs between its
-arrival and its deadline and never faster than alone; a node does one second of work a second; a group of at most
-`max_group` jobs has a train node and a rollout node. No order of phases, no whole nodes, no switching: a real
-schedule can only cost more.
+The program knows the whole trace, moves jobs freely and divides nodes. It respects only this: a job runs between its
+arrival and its deadline, and never faster than alone; a node does one second of work per second; a group of at most
+`max_group` jobs has a train node and a rollout node. It ignores the order of phases, whole nodes and switching, so a
+real schedule can only cost more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Entry = tuple[int, int, float]
 def lower_bound(
     arrivals: Sequence[tuple[float, MuxJob]], max_group: int = ROLLMUX.max_group, slot_s: float = 3600.0
 ) -> float:
-    """Dollars."""
+    """The bound in dollars."""
     import numpy as np
     from scipy.optimize import linprog
     from scipy.sparse import csr_array
@@ -59,7 +59,7 @@ def lower_bound(
 
 
 def _shares(at: float, job: MuxJob, slot_s: float) -> list[tuple[int, float, MuxJob]]:
-    """(slot, the most of it the job can run, job) for the slots between its arrival and its deadline."""
+    """(slot, the largest share of it in which the job can run, job), for slots from arrival to deadline."""
     start = at + job.profile.cold_s
     end = start + job.slo * (job.n_iters - job.done) * job.solo_s
     found = []
@@ -72,7 +72,7 @@ def _shares(at: float, job: MuxJob, slot_s: float) -> list[tuple[int, float, Mux
 def _usage(
     shares: Sequence[tuple[int, float, MuxJob]], slots: int, first: int, max_group: int, narrow: bool
 ) -> list[Entry]:
-    """Rows of `... <= 0`: work on each pool, places in groups on each pool, and (one train node a group) pairs."""
+    """The rows of `... <= 0`: work and places in groups in each pool, and pairs (one train node per group)."""
     entries: list[Entry] = []
     for slot in range(slots):
         train, rollout = slot, slots + slot

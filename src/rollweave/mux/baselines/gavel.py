@@ -1,9 +1,9 @@
 """Gavel+: every job gets the fractions of both pools that do the most work per dollar; phases are never interleaved.
 
-With a share r of a rollout node and t of a train node an iteration takes R/r + T/t and costs p r + q t dollars an hour
-for so long: cheapest at t/r = sqrt(p T / (q R)). The larger share is one whole node, and the smaller one is raised
-until the job's SLO is met. This reading puts RollMux's three micro-benchmarks at 1.14, 1.35 and 1.19 times Solo-D where
-figure 10 has 1.06, 1.33 and 1.12.
+With a share r of a rollout node and t of a train node, an iteration takes R/r + T/t and costs p r + q t dollars per
+hour for that time, which is cheapest at t/r = sqrt(p T / (q R)). The larger share is one whole node, and the smaller
+one is raised until the job's SLO is met. With this interpretation RollMux's three micro-benchmarks cost 1.14, 1.35 and
+1.19 times Solo-D; figure 10 has 1.06, 1.33 and 1.12.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollweave.mux.model.state import ClusterState
 
 
 class Shares(NamedTuple):
-    """Nodes of each pool, in fractions."""
+    """A job's nodes of each pool, as fractions."""
 
     rollout: float
     train: float
@@ -27,6 +27,8 @@ class Shares(NamedTuple):
 
 @dataclass(slots=True)
 class Gavel(Plain):
+    """Gives every job its cheapest shares when it arrives."""
+
     given: dict[str, Shares] = field(default_factory=dict)
 
     def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None:
@@ -37,7 +39,7 @@ class Gavel(Plain):
             arriving.pace = (
                 own.t_roll * own.n_roll / shares.rollout + own.train_at(own.n_train) * own.n_train / shares.train
             )
-        # Fractions of nodes are paid for; whole ones are only names here.
+        # Fractions of nodes are paid; the whole nodes of the plan are only names here.
         state.rollout.used = sum(self.given[job].rollout for job in state.jobs)
         state.train.used = sum(self.given[job].train for job in state.jobs)
 

@@ -1,17 +1,14 @@
-"""Opt: at every event the cheapest partition of the present jobs into groups, with free and instant regrouping.
+"""Two baselines that partition the present jobs into groups exactly, by an integer program that HiGHS solves.
 
-Exact under round robin, by an integer program over all feasible groups (`cells.py`), solved by HiGHS. It knows the
-present only, so over time it is a strong comparator and no lower bound; `bound.py` is one.
+`Opt` computes the cheapest partition at every event, and regrouping is free and instant. It is exact under round robin
+but knows only the present, so over time it is a strong comparison and not a lower bound; `bound.py` is one.
+`Regroup` uses Algorithm 1 at arrivals and the exact partition every hour, and a job that changes group pays for the
+move (197 to 419 s). RollMux uses it as the oracle of its drift study.
 
-Every group that could be: all subsets of the present jobs that keep everybody's SLO under round robin.
-
-For jobs of one node per pool a subset is feasible if its longest member and its summed train time both fit the
-tightest tolerance, and it costs one train node and as many rollout nodes as its rollouts need when packed into that
-tolerance. A subset of a feasible one is feasible, so an arrival only has to extend what is known.
-
-Hourly regroup: Algorithm 1 at arrivals, every hour the exact partition; a job that changes group pays for the move.
-
-RollMux uses it as the oracle of its drift study; solving is free, moving is not (197 to 419 s a job).
+`Cells` holds all feasible groups: all subsets of the present jobs that keep every SLO under round robin. For jobs of
+one node per pool a subset is feasible if its longest job and its sum of train times both fit the smallest tolerance.
+It costs one train node and as many rollout nodes as its rollouts need when packed into that tolerance. A subset of a
+feasible subset is feasible, so an arrival only has to extend the known ones.
 """
 
 from __future__ import annotations
@@ -37,35 +34,43 @@ MOST_CELLS = 400_000
 
 
 class CellJob(NamedTuple):
+    """A job with its phases and the longest iteration that it tolerates."""
+
     phases: Phases
     limit: float
 
 
 class Cell(NamedTuple):
+    """A feasible group."""
+
     jobs: frozenset[str]
     longest: float
     trains: float
     limit: float
     bins: int
-    """Rollout nodes."""
+    """The number of rollout nodes."""
 
 
 @dataclass(slots=True)
 class Cells:
+    """All feasible groups of the present jobs."""
+
     max_group: int
     members: dict[str, CellJob] = field(default_factory=dict)
     known: dict[frozenset[str], Cell] = field(default_factory=dict)
 
     def add(self, job: MuxJob) -> None:
         if job.profile.n_roll > 1 or job.profile.n_train > 1:
-            raise ConfigError(f"job {job.id} wants several nodes per pool: Opt and regroup know jobs of one node only")
+            raise ConfigError(
+                f"job {job.id} needs several nodes per pool, but Opt and regroup support only jobs of one node"
+            )
         self.members[job.id] = CellJob(phases_at(job.profile, 1), job.slo * job.solo_s * (1 + SLACK))
         fresh = [self._alone(job.id)]
         fresh += filter(None, (self._with(cell, job.id) for cell in self.known.values()))
         self.known.update((cell.jobs, cell) for cell in fresh)
         if len(self.known) > MOST_CELLS:
             raise ConfigError(
-                f"{len(self.members)} jobs at a time: too many groups to try; compare with --bound instead"
+                f"{len(self.members)} jobs at a time are too many groups to try; compare with --bound instead"
             )
 
     def remove(self, job: str) -> None:
@@ -73,7 +78,7 @@ class Cells:
         self.known = {jobs: cell for jobs, cell in self.known.items() if job not in jobs}
 
     def keep_only(self, jobs: Iterable[MuxJob]) -> None:
-        """Follow whoever is here now."""
+        """Remove jobs that have left, and add jobs that have arrived."""
         wanted = {job.id: job for job in jobs}
         for gone in self.members.keys() - wanted.keys():
             self.remove(gone)
@@ -97,7 +102,7 @@ class Cells:
         return Cell(jobs, longest, trains, limit, len(pack(rolls, limit)))
 
     def covering(self) -> list[Cell]:
-        """Those that are enough to choose from: none that could take one more job at the same price."""
+        """The cells that are enough for the choice: without cells that could take one more job at the same price."""
         larger = {
             (cell.jobs - {job}, cell.bins) for cell in self.known.values() for job in cell.jobs if len(cell.jobs) > 1
         }
@@ -105,7 +110,7 @@ class Cells:
 
 
 def pack(rolls: Sequence[float], capacity: float) -> list[list[int]]:
-    """Fewest bins for at most a handful of items: items by index, exact."""
+    """Pack a few items into the fewest bins, exactly. The result has the indices of the items in each bin."""
     order = sorted(range(len(rolls)), key=lambda item: (-rolls[item], item))
     best = [[item] for item in order]
     fewest = math.ceil(sum(rolls) / capacity - SLACK)
@@ -135,6 +140,8 @@ def pack(rolls: Sequence[float], capacity: float) -> list[list[int]]:
 
 @dataclass(slots=True)
 class Opt(Plain):
+    """Makes the cheapest partition after every event."""
+
     cells: Cells = field(default_factory=lambda: Cells(ROLLMUX.max_group))
 
     def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan:
@@ -147,7 +154,7 @@ class Opt(Plain):
 
 
 def partition(cells: Cells, state: ClusterState) -> list[frozenset[str]]:
-    """The cheapest cover of all jobs by cells; where two overlap the first keeps the job."""
+    """The cheapest cover of all jobs by cells; if two cells overlap, the first keeps the job."""
     if not cells.members:
         return []
     columns = cells.covering()
@@ -182,7 +189,7 @@ def _solve(columns: list[Cell], jobs: list[str], state: ClusterState) -> list[Ce
 
 
 def rebuild(state: ClusterState, parts: list[frozenset[str]], now: float) -> None:
-    """Make the groups exactly these; nodes are given out afresh."""
+    """Make exactly these groups, with newly assigned nodes."""
     for job in state.jobs.values():
         job.settle(now)
     if {frozenset(group.jobs) for group in state.groups.values()} == set(parts):
@@ -215,6 +222,8 @@ def _build(state: ClusterState, part: frozenset[str]) -> None:
 
 @dataclass(slots=True)
 class Regroup(Plain):
+    """Makes the cheapest partition every hour."""
+
     every_s: float = 3600.0
     placing: Scheduler = field(default_factory=Scheduler)
     parts: list[frozenset[str]] = field(default_factory=list)
@@ -229,7 +238,7 @@ class Regroup(Plain):
         if price(parts, cells, state) >= state.cost() - 1e-9:
             return Plan()
         self.parts = parts
-        movers = moved(parts, state.home)
+        movers = jobs_that_move(parts, state.home)
         return Plan(tuple(PlanStep("move", job, state.home[job], "hourly regroup") for job in movers))
 
     def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None:
@@ -246,8 +255,8 @@ def price(parts: list[frozenset[str]], cells: Cells, state: ClusterState) -> flo
     return sum(state.train.price + state.rollout.price * cells.known[part].bins for part in parts)
 
 
-def moved(parts: list[frozenset[str]], home: dict[str, int]) -> list[str]:
-    """Who leaves their group: each new group is the continuation of the old one it shares most jobs with."""
+def jobs_that_move(parts: list[frozenset[str]], home: dict[str, int]) -> list[str]:
+    """The jobs that change group. Each new group continues the old group with which it shares the most jobs."""
     claims = [
         (-count, number, old)
         for number, part in enumerate(parts)

@@ -1,4 +1,4 @@
-"""All policies by name: who decides, on which pools, and how a job of the workload looks to them."""
+"""Lists all policies by name, each with its decider, its pools, and how it changes a job of the workload."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from rollweave.mux.baselines.opt import Opt, Regroup
 from rollweave.mux.baselines.simple import MostIdle, RandomFit, Solo, colocated_job, colocated_state
 from rollweave.mux.decisions.scheduler import Scheduler
 from rollweave.mux.model.job import MuxJob
-from rollweave.mux.model.policy import POLICIES
+from rollweave.mux.model.policy import POLICIES, MuxPolicy
 from rollweave.mux.model.state import ClusterState
 from rollweave.mux.simulation.replay import Decider
 
 
-def _as_it_is(job: MuxJob) -> MuxJob:
+def _unchanged(job: MuxJob) -> MuxJob:
     return job
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
+    """What a policy needs for a replay."""
+
     decider: Decider
     state: ClusterState = field(default_factory=ClusterState)
-    prepare: Callable[[MuxJob], MuxJob] = _as_it_is
+    prepare: Callable[[MuxJob], MuxJob] = _unchanged
 
 
 BASELINES: dict[str, Callable[[int], Setup]] = {
@@ -39,15 +41,18 @@ BASELINES: dict[str, Callable[[int], Setup]] = {
 }
 
 ALSO = {"solo": "solo-d", "verl": "colocated", "co-located": "colocated", "gavel": "gavel+", "mostidle": "most-idle"}
-"""Other names people use for them."""
+"""Other usual names of the policies."""
 
 
 def names() -> list[str]:
     return [*POLICIES, *BASELINES]
 
 
-def setup(name: str, seed: int) -> Setup:
-    name = ALSO.get(name.lower(), name.lower())
+def setup(policy: str | MuxPolicy, seed: int) -> Setup:
+    """The setup of a policy, by its name or its settings."""
+    if isinstance(policy, MuxPolicy):
+        return Setup(Scheduler(policy))
+    name = ALSO.get(policy.lower(), policy.lower())
     if name in POLICIES:
         return Setup(Scheduler(POLICIES[name]))
     if name not in BASELINES:

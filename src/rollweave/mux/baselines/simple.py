@@ -1,16 +1,9 @@
-"""What every simple baseline shares: a job that leaves just leaves, and nobody ever looks back.
+"""The simple baselines: they decide only when a job arrives, and do nothing when a job leaves.
 
-Solo-D: every job has its own rollout and train nodes. Disaggregation as it is without multiplexing.
-
-Co-located on train nodes (veRL): no rollout nodes at all, both phases take turns on the same H800s.
-
-In the scheduler's terms the whole iteration is one long train phase and rollout nodes cost nothing. RollMux's trace
-totals put such an iteration at about the length of a disaggregated one (what the faster decoding of two phases on one
-node gains, loading and unloading costs): 262.8 k$ against 347.9 k$ at 42.24 against 57.04 $/h a node pair.
-
-Random: any group with a free place, or a new one, alike; nobody asks about SLOs.
-
-Most-idle: the group that idles most, on its most idle nodes; a new group only if no other has room.
+Solo-D       every job has its own rollout and train nodes: disaggregation without multiplexing
+co-located   both phases alternate on train nodes, without rollout nodes (veRL)
+random       a random group with a free place, or a new group; SLOs are ignored
+most-idle    the group that is idle most, on its most idle nodes; a new group only if no group has room
 """
 
 from __future__ import annotations
@@ -27,7 +20,7 @@ from rollweave.seeds import generator
 
 
 class Plain:
-    """A policy that only decides at arrivals; subclasses say where a job goes."""
+    """A policy that decides only at arrivals. Subclasses choose where a job goes."""
 
     def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan:
         return own_group(state, job)
@@ -42,12 +35,12 @@ class Plain:
         return Plan()
 
     def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None:
-        # Not through the scheduler: its checks refuse the broken promises that these baselines are known for.
+        # Without the scheduler's checks, which would refuse the broken SLOs of these baselines.
         apply(state, plan, now, arriving)
 
 
 def own_group(state: ClusterState, job: MuxJob) -> Plan:
-    """Nodes of its own, or wait for them."""
+    """Give the job nodes of its own, or let it wait for them."""
     n_roll, n_train = job.profile.n_roll, job.profile.n_train
     if not (state.rollout.has(n_roll) and state.train.has(n_train)):
         return Plan((PlanStep("wait", job.id, why="the pools have no free nodes"),))
@@ -56,16 +49,20 @@ def own_group(state: ClusterState, job: MuxJob) -> Plan:
 
 
 class Solo(Plain):
-    """Everything is inherited: a group of its own for everybody."""
+    """Every job gets a group of its own, which is what `Plain` does."""
 
 
 ITERATION = 1.0
-"""A co-located iteration against a disaggregated one."""
+"""The length of a co-located iteration, relative to a disaggregated one.
+
+RollMux's totals for a trace give about the same length (faster decoding on the better devices gains what loading and
+unloading costs): 262.8 k$ and 347.9 k$, at 42.24 and 57.04 $/h for a pair of nodes.
+"""
 NO_ROLLOUT_S = 1e-6
 
 
 def colocated_job(job: MuxJob, iteration: float = ITERATION) -> MuxJob:
-    """The same work and the same SLO, measured against the same disaggregated iteration."""
+    """The same job, co-located: its whole iteration is one long train phase. Work and SLO stay the same."""
     whole = job.profile.solo_s * iteration
     profile = replace(
         job.profile,
@@ -81,11 +78,14 @@ def colocated_job(job: MuxJob, iteration: float = ITERATION) -> MuxJob:
 
 
 def colocated_state() -> ClusterState:
+    """A state in which rollout nodes cost nothing, because co-located jobs do not use them."""
     return ClusterState(NodePool(price=0.0), train_pool())
 
 
 @dataclass(frozen=True, slots=True)
 class RandomFit(Plain):
+    """Chooses a random group with a free place, or a new group."""
+
     seed: int = 0
     max_group: int = ROLLMUX.max_group
 
@@ -101,7 +101,7 @@ class RandomFit(Plain):
 
 
 def room(group: CoGroup, state: ClusterState, job: MuxJob, max_group: int) -> bool:
-    """A free place, enough rollout nodes and enough host memory; whether anybody is slowed down is not asked."""
+    """Whether the group has a free place, enough rollout nodes and enough host memory. SLOs are ignored."""
     return (
         group.size < max_group
         and job.profile.mem_train < state.train.host_gb - group.train_mem
@@ -115,6 +115,8 @@ def free_nodes(group: CoGroup, state: ClusterState, job: MuxJob) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class MostIdle(Plain):
+    """Chooses the group that is idle most."""
+
     max_group: int = ROLLMUX.max_group
 
     def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan:
@@ -128,6 +130,6 @@ class MostIdle(Plain):
 
 
 def idle(group: CoGroup) -> float:
-    """1 - the mean over its nodes of the share of a meta-iteration that they work."""
+    """The share of a lap in which the nodes of the group are idle, on average."""
     busy = [*(group.node_load[node] for node in group.nodes), *[group.sum_train] * group.width]
     return 1 - sum(busy) / len(busy) / meta_period(group)

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.records import JobRecord, PhaseTimes
-from rollweave.mux.decisions.invariants import PlanError
+from rollweave.mux.decisions.invariants import PlanError, check_state
 from rollweave.mux.decisions.plan import Plan, PlanStep, apply
 from rollweave.mux.decisions.scheduler import Scheduler
 from rollweave.mux.model.group import CoGroup
@@ -129,7 +129,7 @@ class Admission:
         return {**state, "groups": _named(state["groups"]), "limits": [self.rollout_nodes, self.train_nodes]}
 
     def restore(self, data: dict[str, Any] | None) -> None:
-        """To what `dump` wrote down; None: to nothing."""
+        """To what `dump` wrote down; None: to nothing. Raises `PlanError` if that contradicts itself."""
         self.__post_init__()
         if data is None:
             return
@@ -141,6 +141,7 @@ class Admission:
             )
         if data["home"]:
             self.state = ClusterState.from_dict(data)
+            check_state(self.state, self.scheduler.policy)
 
 
 def _named(groups: dict[int, Any]) -> dict[str, Any]:

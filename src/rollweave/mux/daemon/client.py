@@ -12,9 +12,11 @@ from typing import Any
 
 import httpx2
 
-from rollweave.config.job import InlineRuntime, Job, SyncPipeline, SyncPlusPipeline
+from rollweave.config.control import SyncPipeline, SyncPlusPipeline
+from rollweave.config.job import InlineRuntime, Job
 from rollweave.config.load import dump_job, load_job
 from rollweave.errors import ConfigError, RollweaveError
+from rollweave.mux.daemon.records import check_slo
 from rollweave.mux.daemon.store import NoDaemon, StateFolder
 from rollweave.runs.train import check_before_start
 
@@ -64,14 +66,14 @@ class Client:
 
 def _words(answer: httpx2.Response) -> str:
     try:
-        detail = answer.json()["detail"]
+        return str(answer.json()["detail"])
     except (ValueError, KeyError):
         return f"the daemon failed with code {answer.status_code}; see its log"
-    return detail if isinstance(detail, str) else "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in detail)
 
 
 def submission(path: Path, overrides: Sequence[str], slo: float, n_roll: int | None, n_train: int) -> dict[str, Any]:
     """`n_roll`: default: a rollout node for each engine."""
+    check_slo(slo)
     job = load_job(path, overrides)
     engines = check_shareable(job, path)
     n_roll = n_roll or engines

@@ -14,8 +14,10 @@ from pydantic import TypeAdapter
 
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.admission import Admission, NeverFits
-from rollweave.mux.daemon.records import Ending, JobRecord, PhaseTimes
-from rollweave.mux.daemon.store import Store
+from rollweave.mux.daemon.records import Ending, JobRecord, PhaseTimes, check_slo
+from rollweave.mux.daemon.store import Store, StoreError
+from rollweave.mux.decisions.invariants import PlanError
+from rollweave.mux.model.job import ProfileError
 from rollweave.mux.permits import Node, Permit, PermitTable, SharedPool, StalePermit
 from rollweave.runtimes.machine import Process
 
@@ -69,15 +71,42 @@ class Controller:
     def load(self) -> None:
         """What is on the disk: at the start, and after a transition that failed halfway."""
         self.jobs = self._store.jobs()
+        self.set_aside = self._store.set_aside()
+        """Stored jobs that cannot be read, and why: the others go on without them."""
         self.turns = _TURNS.validate_python(self._store.fact("turns") or {})
         self._numbered = self._store.fact("numbered") or len(self.jobs)
-        self.admission.restore(self._store.fact("scheduler"))
         self._events.clear()
+        try:
+            self.admission.restore(self._store.fact("scheduler"))
+            self._forget_set_aside()
+            self._check_places()
+        except (PlanError, ProfileError) as error:
+            raise StoreError(
+                f"{self._store.path}: the jobs cannot go on, their stored places contradict each other ({error}); "
+                "start with another --state folder and submit them again (their runs stay in this one)"
+            ) from error
+
+    def _forget_set_aside(self) -> None:
+        """A job that cannot be read keeps no place, and no other job waits for its turn."""
+        for job in self.set_aside:
+            self.turns.leave(job)
+            if job in self.admission.state.home:
+                self.admission.depart(job, self._now())
+        if self.set_aside:
+            self.turns.reseat(self.admission.seats())
+
+    def _check_places(self) -> None:
+        """A job has a place exactly while it runs."""
+        running = sorted(job.id for job in self.jobs.values() if job.state == "running")
+        placed = sorted(self.admission.state.home)
+        if running != placed:
+            raise PlanError(f"{_listed(running)} run, but those with a place are: {_listed(placed)}")
 
     # -------------------------------------------------------------------------------------------- from people
 
     def submit(self, record: JobRecord, write: Callable[[str], None]) -> JobRecord:
         """Book a job under a new name. Its file is written before: a job that is known has one."""
+        check_slo(record.slo)
         self.admission.check_fits(record.n_roll, record.n_train, record.memory_gb)
         self._numbered += 1
         record.id = f"{record.name}-{self._numbered}"
@@ -113,8 +142,7 @@ class Controller:
 
     def get(self, job: str) -> JobRecord:
         if job not in self.jobs:
-            known = ", ".join(self.jobs) or "none"
-            raise UnknownJob(f"there is no job {job!r} (known: {known}); see `rollweave jobs`")
+            raise UnknownJob(f"there is no job {job!r} (known: {_listed(self.jobs)}); see `rollweave jobs`")
         return self.jobs[job]
 
     # ----------------------------------------------------------------------------------------- from processes
@@ -390,3 +418,7 @@ class Controller:
             "scheduler": self.admission.dump(),
             "numbered": self._numbered,
         }
+
+
+def _listed(jobs: Iterable[str]) -> str:
+    return ", ".join(jobs) or "none"

@@ -60,6 +60,8 @@ def run_daemon(folder: StateFolder, plan: DaemonSettings) -> None:
         admission = Admission(Scheduler(policy(plan.policy)), plan.rollout_nodes, plan.train_nodes, machine.host_gb())
         store = Store(folder.database)
         controller = Controller(store, admission, machine.wall_time)
+        for sentence in controller.set_aside.values():
+            print(sentence, flush=True)
         with _listening(plan) as listener, closing(store):
             try:
                 run_wall(lambda clock: Daemon(controller, folder, clock).run(listener, token))

@@ -20,14 +20,15 @@ from rollweave.config.job import InlineRuntime, Job, TinyModel
 from rollweave.config.load import load_job
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import RollweaveError, first_cause
+from rollweave.fleet.fleet import Fleet
 from rollweave.mux.daemon.permit_client import ATTEMPT, FOLDER, JOB, DaemonPermits
 from rollweave.mux.daemon.records import PhaseTimes, say_failed
 from rollweave.mux.permits import StalePermit
 from rollweave.observability.events import Recorder
 from rollweave.observability.memory import resident_mb
-from rollweave.pipelines.assemble import Listeners, assemble
+from rollweave.pipelines.assemble import assemble
 from rollweave.pipelines.permits import Alone, PermitSource, SharedPool
-from rollweave.pipelines.sync import sync
+from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.inline import start_inline, use_threads
 
@@ -72,12 +73,16 @@ async def measure(job: Job, turns: PermitSource, workplace: Path, clock: Clock) 
     policy = prepare(job.model, job.seed, workplace / "policy")
     blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()))
     tasks = source(job.environment, job.seed, Path())
-    async with start_inline(blueprint, clock) as machinery:
+    control = job.control.model_copy(update={"steps": ITERATIONS})
+    fleet, dispatcher = Fleet(), Dispatcher(job.rollout.scheduling)
+    async with start_inline(blueprint, fleet, dispatcher, clock) as trainer:
         watch = Stopwatch(turns, clock)
-        machinery.turns = watch
         no_stops: tuple[int, ...] = ()
-        parts = assemble(job, machinery, tasks, no_stops, workplace, clock, Listeners(Recorder(clock.now)))
-        await sync(parts, 0, ITERATIONS)
+        recorder = Recorder(clock.now)
+        drive = assemble(
+            control, fleet, dispatcher, trainer, tasks, no_stops, workplace, clock, recorder, permits=watch
+        )
+        await drive.advance()
         watch.stop()
     return watch.measured()
 

@@ -14,14 +14,25 @@ A run that ended in order says so in its `summary.json`, its own errors included
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from rollweave.errors import ConfigError
 from rollweave.runtimes.machine import Process
 
 JobState = Literal["profiling", "waiting", "running", "finished", "failed", "cancelled"]
 ENDED: tuple[JobState, ...] = ("finished", "failed", "cancelled")
+
+
+def check_slo(slo: float) -> None:
+    """Refuse an SLO that promises nothing; no number and infinity could not be stored either."""
+    if not 1 <= slo < math.inf:
+        raise ConfigError(
+            f"--slo {slo:g}: an SLO is the slow-down that you tolerate, a number of at least 1 (1: as fast as alone; "
+            "1.5: an iteration may take half as long again as it would alone)"
+        )
 
 
 @dataclass(slots=True)

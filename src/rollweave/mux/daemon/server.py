@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from rollweave.clock import Clock
 from rollweave.errors import RollweaveError
-from rollweave.mux.daemon.controller import Ask, Controller, Refused, UnknownJob, Wanted
+from rollweave.mux.daemon.controller import Ask, Controller, UnknownJob, Wanted
 from rollweave.mux.daemon.records import JobRecord, PhaseTimes
 from rollweave.mux.daemon.store import StateFolder, StoreError
 from rollweave.mux.daemon.views import cluster_view, job_view
@@ -107,11 +108,6 @@ class Desk:
     def submit(
         self, name: str, source: str, job_yaml: str, slo: float, steps: int, n_roll: int, n_train: int
     ) -> dict[str, Any]:
-        if slo < 1:
-            raise Refused(
-                f"--slo {slo:g} asks to be faster than alone; it is the slow-down you tolerate, at least 1 (1.5: an "
-                "iteration may take half as long again as it would alone)"
-            )
         record = JobRecord("", name, source, slo, 0.0, n_roll, n_train, steps)
         record = self.controller.submit(record, lambda job: self._write_job(job, job_yaml))
         self.changed()
@@ -161,7 +157,13 @@ WRONG_TOKEN = (
 )
 
 
-class Submission(BaseModel):
+class FiniteMessage(BaseModel):
+    """What is sent becomes part of the daemon's state, which holds finite numbers only."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Submission(FiniteMessage):
     """A checked job file and what its owner wants."""
 
     name: str
@@ -173,7 +175,7 @@ class Submission(BaseModel):
     n_train: int = Field(1, gt=0)
 
 
-class TurnMessage(BaseModel):
+class TurnMessage(FiniteMessage):
     attempt: int
     ticket: str
     wanted: Wanted
@@ -184,7 +186,7 @@ class TurnMessage(BaseModel):
     partly: bool = False
 
 
-class PermitMessage(BaseModel):
+class PermitMessage(FiniteMessage):
     """About a turn that goes on. `keep`: with so many of its nodes."""
 
     attempt: int
@@ -192,7 +194,7 @@ class PermitMessage(BaseModel):
     keep: int = Field(1, gt=0)
 
 
-class ProfileMessage(BaseModel):
+class ProfileMessage(FiniteMessage):
     attempt: int
     t_roll: float
     t_train: float
@@ -206,6 +208,7 @@ def make_app(desk: Desk, token: str) -> FastAPI:
 
     app = FastAPI(title="rollweave cluster", dependencies=[Depends(known)], docs_url=None, redoc_url=None)
     app.add_exception_handler(RollweaveError, _refused)
+    app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(StoreError, partial(_broken, desk))
     app.add_exception_handler(Exception, partial(_failed, desk))
     for method, path, answer in _routes(desk):
@@ -285,3 +288,9 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
     """What the caller can fix, in words."""
     code = 404 if isinstance(error, UnknownJob) else 409 if isinstance(error, StalePermit) else 422
     return JSONResponse({"detail": str(error)}, code)
+
+
+async def _malformed(request: Request, error: Exception) -> JSONResponse:
+    """In words of ours: an answer that repeats what was sent cannot be written if that is no number."""
+    assert isinstance(error, RequestValidationError)
+    return JSONResponse({"detail": "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in error.errors())}, 422)

@@ -15,13 +15,13 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.records import JobRecord
@@ -80,9 +80,23 @@ class Store:
 
     def jobs(self) -> dict[str, JobRecord]:
         """In the order they were submitted."""
-        rows = self._db.execute("SELECT body FROM jobs ORDER BY rowid").fetchall()
-        found = [_JOB.validate_json(body) for (body,) in rows]
-        return {job.id: job for job in found}
+        return {job: record for job, record in self._rows() if isinstance(record, JobRecord)}
+
+    def set_aside(self) -> dict[str, str]:
+        """Jobs whose row cannot be read, each with a sentence that says why. The row stays where it is."""
+        return {
+            job: f"job {job} is set aside: its row in {self.path} cannot be read ({_first_problem(error)}); submit its "
+            "job file again"
+            for job, error in self._rows()
+            if isinstance(error, ValidationError)
+        }
+
+    def _rows(self) -> Iterator[tuple[str, JobRecord | ValidationError]]:
+        for job, body in self._db.execute("SELECT id, body FROM jobs ORDER BY rowid").fetchall():
+            try:
+                yield job, _JOB.validate_json(body)
+            except ValidationError as error:
+                yield job, error
 
     def fact(self, name: str) -> Any:
         row = self._db.execute("SELECT body FROM facts WHERE name = ?", (name,)).fetchone()
@@ -98,6 +112,11 @@ class Store:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
 class NoDaemon(RollweaveError):

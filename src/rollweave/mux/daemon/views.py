@@ -62,6 +62,7 @@ def cluster_view(controller: Controller, folder: StateFolder) -> dict[str, Any]:
     ]
     return {
         "state_folder": str(folder.path),
+        "set_aside": list(controller.set_aside.values()),
         "nodes": [
             {
                 "node": node,
@@ -107,7 +108,7 @@ def cluster_screen(cluster: dict[str, Any]) -> str:
     rows = [(node["node"], _holder(node), " ".join(node["waiting"]) or "-") for node in cluster["nodes"]]
     counts = ", ".join(f"{count} {state}" for state, count in cluster["jobs"].items() if count) or "none"
     table = _table([("node", "used by", "waiting, next first"), *rows])
-    return f"{table}\n\njobs: {counts}\nstate: {cluster['state_folder']}"
+    return "\n".join([table, "", f"jobs: {counts}", f"state: {cluster['state_folder']}", *cluster["set_aside"]])
 
 
 def explain_screen(job: dict[str, Any]) -> str:

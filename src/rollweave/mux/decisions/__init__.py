@@ -1,1 +1,1 @@
-"""Who goes where: plans, the invariants they are checked against, and how they are found. Pure."""
+"""The decisions of the multiplexer: how plans are found, applied, and checked against invariants. It is pure."""

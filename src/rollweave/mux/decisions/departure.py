@@ -1,16 +1,15 @@
-"""A job leaves; do the others still keep their promise?
+"""Plans what happens when a job leaves: the rest of its group must keep its SLOs, and small groups may be merged.
 
-Under round robin, and for the FIFO bound, always: without a member every wait is shorter. A *simulated* FIFO pattern
-has no such monotony: with one phase less the others may meet in a worse rhythm. Then the leaver's turn stays reserved
-(a phantom: its timing, no node, no memory), so that the rhythm the promise was computed with goes on until the group
-changes again.
+Under round robin, and with the FIFO bound, the others keep their SLOs, because every wait gets shorter. A *simulated*
+FIFO pattern does not have this property: with one phase less, the others may meet in a worse rhythm. Then the phases
+of the job that left stay reserved (a phantom: its timing, without node and memory), so that the rhythm with which the
+SLOs were computed goes on until the group changes again.
 
-Tidying up after a departure: small groups are emptied into others where that costs less.
-
-Placement is greedy and departures leave jobs alone on paid nodes; that is where most of the money is lost. A group is
-emptied completely or not at all, every mover must keep its promise including the pause of the move, and the saving
-until the end of the jobs must exceed what the pauses cost. Work per departure is bounded: the group that was left
-comes first, then others as far as the budget of group visits reaches.
+Consolidation: placement is greedy, and departures leave jobs alone on paid nodes, which costs most of the money. So
+small groups are emptied into others where that costs less. A group is emptied completely or not at all, every job that
+moves must keep its SLO including the pause of the move, and the saving until the end of the jobs must exceed the cost
+of the pauses. The work per departure is limited: the group that the job left comes first, then others, as far as the
+budget of group visits allows.
 """
 
 from __future__ import annotations
@@ -18,30 +17,32 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rollweave.mux.decisions.outlook import HOUR, Views, bill, finishes
-from rollweave.mux.decisions.placement import find_place, moved
-from rollweave.mux.decisions.plan import Plan, PlanStep, tried
+from rollweave.mux.decisions.placement import find_place, move_steps
+from rollweave.mux.decisions.plan import Plan, PlanStep, try_plan
 from rollweave.mux.model.group import CoGroup, Mode
 from rollweave.mux.model.policy import MuxPolicy
 from rollweave.mux.model.slo import Verdict, assess
 from rollweave.mux.model.state import ClusterState
 
 
-def left_safely(state: ClusterState, job: str, now: float, policy: MuxPolicy, why: str) -> Plan:
-    """`leave`, and whatever the rest of its group needs for that."""
+def plan_departure(state: ClusterState, job: str, now: float, policy: MuxPolicy, why: str) -> Plan:
+    """The plan for a job that leaves: a `leave` step, and the steps that the rest of its group needs."""
     group = state.group_of(job)
     leave = Plan((PlanStep("leave", job, group.id, why),))
     if group.mode == "rr" or group.size == 1:
         return leave
-    rest = tried(state, leave, now)
-    verdict = rearranged(rest, rest.groups[group.id], now, policy)
+    rest = try_plan(state, leave, now)
+    verdict = choose_mode(rest, rest.groups[group.id], now, policy)
     if verdict is not None:
         arranged = Plan((PlanStep("arrange", "", group.id, f"run {verdict.mode}", mode=verdict.mode),))
         return leave + arranged if verdict.mode != group.mode else leave
-    return Plan((PlanStep("reserve", job, group.id, f"{why}; its turn is kept, the others' rhythm depends on it"),))
+    return Plan(
+        (PlanStep("reserve", job, group.id, f"{why}; its phases stay reserved, the others' rhythm depends on them"),)
+    )
 
 
-def rearranged(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy) -> Verdict | None:
-    """The cheapest mode in which everybody keeps the promise."""
+def choose_mode(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy) -> Verdict | None:
+    """The cheapest mode in which all jobs of the group keep their SLO; None if there is no such mode."""
     passed: list[tuple[float, int, Verdict]] = []
     modes: tuple[Mode, ...] = ("rr",) if group.gang or policy.fifo == "off" else ("fifo", "rr")
     for mode in modes:
@@ -53,27 +54,27 @@ def rearranged(state: ClusterState, group: CoGroup, now: float, policy: MuxPolic
 
 
 LARGEST = 3
-"""Members of a group that is worth emptying."""
+"""The largest size of a group that is worth emptying."""
 
 
-def consolidated(state: ClusterState, left: int, now: float, policy: MuxPolicy) -> Plan:
-    """The moves worth making now that a job has left group `left`."""
+def plan_consolidation(state: ClusterState, left: int, now: float, policy: MuxPolicy) -> Plan:
+    """The moves that save money after a job has left group `left`."""
     plan = Plan()
     budget, views = policy.max_visits, Views(now, policy)
-    for number in _by_promise(state, left, now):
+    for number in _emptying_order(state, left, now):
         if budget <= 0:
             break
         if number in state.groups:
             budget -= len(state.groups) * state.groups[number].size
-            moves = _emptied(state, state.groups[number], now, policy, views)
+            moves = _plan_emptying(state, state.groups[number], now, policy, views)
             if moves:
-                state = tried(state, moves, now)
+                state = try_plan(state, moves, now)
                 plan += moves
     return plan
 
 
-def _by_promise(state: ClusterState, left: int, now: float) -> list[int]:
-    """The group just left, then small ones; among equals the clock decides, so that everybody's turn comes."""
+def _emptying_order(state: ClusterState, left: int, now: float) -> list[int]:
+    """The group that the job left, then small groups; among equal ones the time decides, so that each gets visited."""
     small = [group.id for group in state.groups.values() if group.size <= LARGEST and group.id != left]
     start = int(now) % len(small) if small else 0
     small = small[start:] + small[:start]
@@ -82,16 +83,16 @@ def _by_promise(state: ClusterState, left: int, now: float) -> list[int]:
     return first + small
 
 
-def _emptied(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy, views: Views) -> Plan:
-    """Moves of all members of the group, or none."""
+def _plan_emptying(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy, views: Views) -> Plan:
+    """The moves of all jobs of the group, or an empty plan."""
     members = [state.jobs[name] for name in group.jobs]
     if any(now - job.moved_at < policy.move_cooldown_s or job.resumes_at >= now for job in members):
         return Plan()
     hours = (max(job.finish_at() for job in members) - now) / HOUR
     if hours * HOUR <= max(job.profile.move_s for job in members):
-        return Plan()  # done before the move would be
+        return Plan()  # the jobs end before the moves would
     price = policy.min_saving * len(members)
-    left = _worth(state, group, now, policy) - (price if policy.integrated_cost else price / hours)
+    left = _saving(state, group, now, policy) - (price if policy.integrated_cost else price / hours)
     plan = Plan()
     for job in sorted(members, key=lambda member: -member.solo_s):
         mover = replace(job)
@@ -100,14 +101,14 @@ def _emptied(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy,
         if place is None or place.score >= left:
             return Plan()
         left -= place.score
-        moves = Plan(moved(state, job, place, f"empties group {group.id}"))
-        state = tried(state, moves, now)
+        moves = Plan(move_steps(state, job, place, f"empties group {group.id}"))
+        state = try_plan(state, moves, now)
         plan += moves
     return plan
 
 
-def _worth(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy) -> float:
-    """What its end saves, in the currency of placement scores."""
+def _saving(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy) -> float:
+    """What the end of the group saves, in the same unit as the scores of placements."""
     if not policy.integrated_cost:
         return state.group_cost(group)
     return bill(state, group, finishes(state, group), now)

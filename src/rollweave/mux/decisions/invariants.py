@@ -1,15 +1,19 @@
-"""What must hold after every plan, numbered, so that a refused plan can say which one it would have broken.
+"""The invariants that hold after every plan. They are numbered, so that a refused plan names the one it would break.
 
-1  every job is in exactly one group, and that group lists it
-2  a job is pinned to as many distinct rollout nodes as it asked for
-3  no node belongs to two groups
-4  no node's host memory is over-committed, on either pool
-5  no group has more members than the policy allows
-6  nobody's promise is broken by the plan (who is late already may at least not become later)
-7  pools hand out exactly the nodes the groups hold, and no more than they have
-8  no empty group and no rollout node without a job is paid for
-9  a group's train nodes never change
-10 who is not named in the plan stays on its nodes
+    1  every job is in exactly one group, and that group lists it
+    2  a job is pinned to as many distinct rollout nodes as it asked for
+    3  no node belongs to two groups
+    4  no node's host memory is over-committed, in either pool
+    5  no group has more jobs than the policy allows
+    6  the plan breaks no SLO (a job that is late already must not become later)
+    7  the nodes in use of a pool are exactly the nodes of the groups, and not more than the pool has
+    8  no empty group and no rollout node without a job is paid for
+    9  a group's train nodes never change
+    10 a job that the plan does not name stays on its nodes
+
+`check_plan` checks the groups that a plan touches: if all invariants held before, they hold after. `check_state` checks
+the whole state, except for 6, 9 and 10, which compare two states. The second half of 8 follows from 7: a group has the
+nodes to which its jobs are pinned, and no others.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rollweave.errors import RollweaveError
-from rollweave.mux.decisions.plan import Plan, touched_groups, tried
+from rollweave.mux.decisions.plan import Plan, touched_groups, try_plan
 from rollweave.mux.model.group import CoGroup
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.policy import MuxPolicy
@@ -25,17 +29,17 @@ from rollweave.mux.model.slo import assess
 from rollweave.mux.model.state import ClusterState
 
 LATER_S = 1e-6
-"""Seconds of rounding before somebody counts as later than before."""
+"""Tolerance in seconds for rounding, before a job counts as later than before."""
 
 
 class PlanError(RollweaveError):
-    """A plan that would break an invariant; the state was not changed."""
+    """The plan would break an invariant, and was refused; the state was not changed."""
 
 
 def check_plan(state: ClusterState, plan: Plan, now: float, policy: MuxPolicy, arriving: MuxJob | None = None) -> None:
-    """Try the plan on a copy and raise `PlanError` with the invariant it breaks."""
+    """Try the plan on a copy, and raise `PlanError` with the invariant that it would break."""
     touched = touched_groups(state, plan)
-    after = tried(state, plan, now, arriving)
+    after = try_plan(state, plan, now, arriving)
     groups = [after.groups[number] for number in touched if number in after.groups]
     problem = _first(_all(state, after, groups, touched, plan, now, policy))
     if problem is not None:
@@ -44,7 +48,7 @@ def check_plan(state: ClusterState, plan: Plan, now: float, policy: MuxPolicy, a
 
 
 def check_state(state: ClusterState, policy: MuxPolicy) -> None:
-    """All of the state at once (1-5, 7, 8): slow, for tests and after a restart."""
+    """Check the whole state (1-5, 7, 8). It is slow: for tests, and for the daemon when it reads a state from disk."""
     problem = _first(_structure(state, state.groups.values(), policy)) or _first(_disjoint(state))
     if problem is not None:
         raise PlanError(f"state is inconsistent: invariant {problem}")
@@ -73,7 +77,7 @@ def _structure(state: ClusterState, groups: Iterable[CoGroup], policy: MuxPolicy
     for group in groups:
         for job in group.jobs:
             if state.home.get(job) != group.id or job not in state.jobs:
-                yield f"1: job {job} is in group {group.id} but not at home there"
+                yield f"1: job {job} is in group {group.id}, but the state does not know it there"
             wanted = state.jobs[job].profile.n_roll
             if len(set(group.pins[job])) != wanted or len(group.pins[job]) != wanted:
                 yield f"2: job {job} asked for {wanted} rollout nodes and is pinned to {group.pins[job]}"
@@ -120,7 +124,7 @@ def _unchanged(before: ClusterState, groups: Iterable[CoGroup], plan: Plan) -> I
 
 
 def _counts(before: ClusterState, after: ClusterState, touched: set[int]) -> Iterator[str]:
-    """The pools' change equals the touched groups' change; with that, a consistent state stays consistent."""
+    """The change of the pools equals the change of the touched groups, so a consistent state stays consistent."""
     for pool, old_pool, held in (
         (after.rollout, before.rollout, lambda group: len(group.nodes)),
         (after.train, before.train, lambda group: group.width),
@@ -149,6 +153,8 @@ def _disjoint(state: ClusterState) -> Iterator[str]:
             yield "3: a node belongs to two groups"
         if pool.used != len(nodes) or set(nodes) & set(pool.freed):
             yield f"7: groups hold {len(nodes)} nodes, the pool counts {pool.used}"
+        if pool.used > pool.limit:
+            yield f"7: {pool.used} nodes are in use, the pool has {pool.limit:.0f}"
     members = [job for group in state.groups.values() for job in group.jobs]
     if sorted(members) != sorted(state.jobs) or sorted(members) != sorted(state.home):
         yield "1: the jobs of the groups are not the jobs of the state"

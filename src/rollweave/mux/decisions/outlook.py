@@ -1,14 +1,13 @@
-"""The first look at a group: what can be said about a newcomer from cached sums alone.
+"""The first pass of a placement: finds the options for a new job, from the cached sums of the groups alone.
 
-For every possible set of rollout nodes: enough memory? Could round robin keep every promise (exact without gangs)?
-Could FIFO at all (every machine must have room for all members at the slowest pace they tolerate)? And what will it
-cost at least?
+For every possible set of rollout nodes it asks: Is there enough memory? Could round robin keep every SLO (exact without
+gangs)? Could FIFO keep them at all (every node must have room for all jobs at the slowest pace they tolerate)? And what
+will the option cost at least?
 
-Dollars until the last finish: what a group will cost if nothing else happens.
-
-Train nodes are paid until its last job is done, every rollout node until the last job pinned to it is done. A
-placement scored by the change of this bill sees what dollars per hour cannot: a two-hour job that keeps a pair of
-nodes alive for nobody else, or a host slowed down so that it pays its own nodes longer.
+`bill` is the cost of a group until its last job has finished, if nothing else happens: train nodes are paid until the
+last job of the group ends, every rollout node until the last job pinned to it ends. The change of this bill shows what
+dollars per hour cannot show: a two-hour job that keeps two nodes in use for itself alone, or a job that slows its group
+down, so that the group pays its nodes longer.
 """
 
 from __future__ import annotations
@@ -25,51 +24,33 @@ from rollweave.mux.model.policy import MuxPolicy
 from rollweave.mux.model.slo import SLACK, limit
 from rollweave.mux.model.state import ClusterState
 
-HOUR = 3600.0
-
-
-def finishes(state: ClusterState, group: CoGroup) -> dict[str, float]:
-    """When the members end at their present pace."""
-    return {name: state.jobs[name].finish_at() for name in group.jobs}
-
-
-def bill(state: ClusterState, group: CoGroup, ends: Mapping[str, float], now: float) -> float:
-    """Dollars from now on, given when each member ends."""
-    if not ends:
-        return 0.0
-    node_until: dict[int, float] = {}
-    for name, end in ends.items():
-        for node in group.pins[name]:
-            node_until[node] = max(node_until.get(node, now), end)
-    train = state.train.price * group.width * (max(ends.values()) - now)
-    rollout = state.rollout.price * sum(until - now for until in node_until.values())
-    return (train + rollout) / HOUR
-
 
 class GroupOption(NamedTuple):
+    """A possible place for the new job: a group and rollout nodes."""
+
     group: CoGroup
     nodes: tuple[int, ...]
     new: tuple[int, ...]
     floor: float
-    """It costs at least this much (dollars per hour, or dollars with `integrated_cost`)."""
+    """The least that it costs (dollars per hour, or dollars with `integrated_cost`)."""
     round_robin: bool
-    """Could round robin work?"""
+    """Whether round robin may be possible."""
 
 
 class Fit(NamedTuple):
-    """The newcomer in a group of some train width."""
+    """The new job in a group with a certain number of train nodes."""
 
     phases: Phases
     roll: float
     train: float
     solo: float
     end: float
-    """When it would be done at its fastest."""
+    """The time at which it would end at its fastest."""
 
 
 @dataclass(slots=True)
 class Newcomer:
-    """The job to be placed, with what is asked of it again and again."""
+    """The job to be placed, with values that are needed for every group."""
 
     job: MuxJob
     now: float
@@ -94,15 +75,15 @@ class Newcomer:
 
 @dataclass(slots=True)
 class Outlook:
-    """A group's members at the slowest pace each of them tolerates."""
+    """The jobs of a group at the slowest pace that each of them tolerates."""
 
     fifo: bool
-    """Could every member run by itself between two waits?"""
+    """Whether FIFO may be possible: every job alone is as fast as it must be."""
     tightest: float = math.inf
-    """The smallest tolerated iteration, and whose it is."""
+    """The smallest tolerated iteration; `whose` is its job."""
     whose: str = ""
     train_share: float = 0.0
-    """Share of the train nodes they need at that pace."""
+    """The share of the train nodes' time that the jobs need at that pace."""
     node_share: dict[int, float] = field(default_factory=dict)
     last_end: float = 0.0
     node_end: dict[int, float] = field(default_factory=dict)
@@ -123,7 +104,7 @@ class Outlook:
 
 @dataclass(slots=True)
 class Views:
-    """Outlooks of one decision, each computed once as long as its group stays as it is."""
+    """The outlooks used in one decision; each is computed once, unless its group changes."""
 
     now: float
     policy: MuxPolicy
@@ -143,7 +124,7 @@ class Views:
 
 @dataclass(slots=True)
 class Survey:
-    """All candidates for a newcomer, and why the other groups are none."""
+    """Collects all options for the new job, and the reasons why the other groups offer none."""
 
     state: ClusterState
     newcomer: Newcomer
@@ -151,14 +132,14 @@ class Survey:
     candidates: list[GroupOption] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     new: tuple[tuple[int, ...], ...] = ()
-    """The next 0, 1, 2 ... free rollout nodes, as far as the newcomer may want them."""
+    """The next 0, 1, 2 ... free rollout nodes, up to the number that the new job needs."""
 
     def __post_init__(self) -> None:
         counts = range(self.newcomer.job.profile.n_roll + 1)
         self.new = tuple(self.state.rollout.peek(count) for count in counts if self.state.rollout.has(count))
 
     def visit(self, group: CoGroup) -> None:
-        """Note what may work in this group, or the reason if nothing can."""
+        """Add the options in this group, or the reason if there are none."""
         refused = self._closed(group)
         before = len(self.candidates)
         if refused is None:
@@ -179,7 +160,7 @@ class Survey:
         return None
 
     def _look(self, group: CoGroup, view: Outlook, fit: Fit) -> Rejection | None:
-        """What holds for all its nodes first, then node by node."""
+        """Check what holds for all nodes of the group first, then each set of nodes."""
         tolerated = self.newcomer.limit
         tightest = min(view.tightest, tolerated)
         period = max(group.max_solo, fit.solo, group.sum_train + fit.train, group.max_load)
@@ -218,7 +199,7 @@ class Survey:
         return None
 
     def placements(self, group: CoGroup) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """(all nodes, new ones among them): windows of the existing nodes by load, then 1, 2 ... new nodes."""
+        """Pairs of (all nodes, new nodes among them): first windows of the group's nodes by load, then new nodes."""
         wanted = self.newcomer.job.profile.n_roll
         if wanted == 1:
             found: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((node,), ()) for node in group.nodes]
@@ -231,7 +212,7 @@ class Survey:
         return found
 
     def _floor(self, view: Outlook, nodes: tuple[int, ...], new: tuple[int, ...], fit: Fit, width: int) -> float:
-        """What the newcomer adds at its fastest, if it slowed nobody down."""
+        """What the new job adds to the cost at its fastest, if it delays no other job."""
         state, now = self.state, self.newcomer.now
         if not self.newcomer.integrated:
             return state.rollout.price * len(new)
@@ -239,3 +220,24 @@ class Survey:
         for node in nodes:
             longer += state.rollout.price * max(0.0, fit.end - view.node_end.get(node, now))
         return longer / HOUR
+
+
+HOUR = 3600.0
+
+
+def finishes(state: ClusterState, group: CoGroup) -> dict[str, float]:
+    """The times at which the jobs of the group end at their present pace."""
+    return {name: state.jobs[name].finish_at() for name in group.jobs}
+
+
+def bill(state: ClusterState, group: CoGroup, ends: Mapping[str, float], now: float) -> float:
+    """The dollars that the group costs from now on, given the time at which each job ends."""
+    if not ends:
+        return 0.0
+    node_until: dict[int, float] = {}
+    for name, end in ends.items():
+        for node in group.pins[name]:
+            node_until[node] = max(node_until.get(node, now), end)
+    train = state.train.price * group.width * (max(ends.values()) - now)
+    rollout = state.rollout.price * sum(until - now for until in node_until.values())
+    return (train + rollout) / HOUR

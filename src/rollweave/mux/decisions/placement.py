@@ -1,12 +1,13 @@
-"""Where an arriving (or moving) job goes: RollMux's Algorithm 1, with the reason for every refusal.
+"""Chooses the place of an arriving (or moving) job: RollMux's Algorithm 1, with the reason for every refusal.
 
-Groups are looked at in creation order. Inside a group, direct packing on existing rollout nodes comes first, then
-scaling by just enough new rollout nodes; train nodes are never added. The cheapest place that keeps every promise
-wins, the first found on a tie; a group of its own always works if the pools have room.
+Groups are visited in creation order. Within a group, direct packing on existing rollout nodes comes first, then
+scaling by just enough new rollout nodes; train nodes are never added. The cheapest place that keeps every SLO wins, or
+the first of equally cheap ones. A group of its own is always possible if the pools have enough nodes.
 
-Two passes keep it fast. The first (outlook.py) throws out, by sums that are already there, what cannot work, and puts
-a floor under the price of the rest. The second judges candidates from the lowest floor up, until no floor is below
-the best price found. For Algorithm 1 floor and price are the same, so the first candidate that passes is the answer.
+The search has two passes, to be fast. The first (outlook.py) excludes impossible options by sums that are already
+known, and computes the least cost of the others. The second assesses the options in full, beginning with the lowest
+least cost, until no least cost is below the best score found. In Algorithm 1 both costs are the same, so the first
+option that passes is the answer.
 """
 
 from __future__ import annotations
@@ -27,21 +28,23 @@ from rollweave.mux.model.state import ClusterState
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A feasible place: `nodes` of `group` (0: a new group), of which `new` come from the pool."""
+    """A possible place: `nodes` of `group` (0: a new group), of which `new` come from the pool."""
 
     group: int
     nodes: tuple[int, ...]
     new: tuple[int, ...]
     cost: float
-    """Dollars per hour it adds."""
+    """The dollars per hour that it adds."""
     score: float
-    """What is minimised: `cost`, or with `integrated_cost` dollars until everybody is done."""
+    """The value to minimise: `cost`, or with `integrated_cost` the dollars until all jobs have ended."""
     mode: Mode = "rr"
     order: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Search:
+    """The result of a search for a place."""
+
     best: Placement | None = None
     rejections: list[Rejection] = field(default_factory=list)
 
@@ -55,8 +58,8 @@ def find_place(
     below: float | None = None,
     views: Views | None = None,
 ) -> Search:
-    """The best place for `job` among all groups but `skip`; with `below` only one with a lower score, else also a
-    group of its own. `views` of the same decision save work."""
+    """Find the best place for `job` among all groups except `skip`, and a group of its own. With `below`, only places
+    with a lower score count, and no group of its own. Passing the `views` of the same decision saves work."""
     newcomer = Newcomer(job, now, policy)
     survey = Survey(state, newcomer, views or Views(now, policy))
     for group in state.groups.values():
@@ -64,11 +67,11 @@ def find_place(
             survey.visit(group)
     search = Search(None, survey.rejections)
     search.best = _own_group(state, newcomer) if below is None else None
-    survey.candidates.sort(key=attrgetter("floor"))  # stable: the first found wins a tie
-    for candidate in survey.candidates[: policy.max_judged]:
+    survey.candidates.sort(key=attrgetter("floor"))  # the sort is stable: the first of equal options wins
+    for candidate in survey.candidates[: policy.max_assessed]:
         if candidate.floor >= (search.best.score if search.best else below or math.inf):
             break
-        answer = _judged(state, candidate, newcomer)
+        answer = _assess_option(state, candidate, newcomer)
         if isinstance(answer, Rejection):
             search.rejections.append(answer)
         elif search.best is None or answer.score < search.best.score:
@@ -86,8 +89,8 @@ def _own_group(state: ClusterState, newcomer: Newcomer) -> Placement | None:
     return Placement(0, nodes, nodes, cost, score)
 
 
-def _judged(state: ClusterState, candidate: GroupOption, newcomer: Newcomer) -> Placement | Rejection:
-    """Look closely: can the group run with the newcomer there, in which mode, and at what price?"""
+def _assess_option(state: ClusterState, candidate: GroupOption, newcomer: Newcomer) -> Placement | Rejection:
+    """Assess an option in full: whether the group can run with the new job, in which mode, and at what score."""
     group, job, policy = candidate.group, newcomer.job, newcomer.policy
     trial = group.copy()
     trial.add(job.id, newcomer.at(group.width).phases, candidate.nodes)
@@ -124,7 +127,7 @@ def _score(
 
 
 def _slowdown(state: ClusterState, group: CoGroup, verdict: Verdict, newcomer: Newcomer) -> float:
-    """How many jobs' worth of speed the placement takes away, over all members."""
+    """By how many solo times the placement slows all jobs of the group down together."""
     if not newcomer.policy.slowdown_price:
         return 0.0
     before = sum(state.jobs[name].pace / state.jobs[name].solo_s for name in group.jobs)
@@ -137,38 +140,38 @@ def too_late(group: int, late: Late, job: MuxJob) -> Rejection:
     return Rejection(group, text, late.seconds, late.limit, late.job)
 
 
-def placed(state: ClusterState, job: MuxJob, place: Placement) -> tuple[PlanStep, ...]:
-    """The steps that put an arriving job there."""
+def placement_steps(state: ClusterState, job: MuxJob, place: Placement) -> tuple[PlanStep, ...]:
+    """The steps that place an arriving job."""
     if place.group == 0:
-        return (_opened(state, job, place, f"new group, +${place.cost:.2f}/h"),)
+        return (_open_step(state, job, place, f"new group, +${place.cost:.2f}/h"),)
     how = f"rollout scaling by {len(place.new)}" if place.new else "direct packing"
     why = f"{how} into group {place.group}, +${place.cost:.2f}/h"
-    return (PlanStep("place", job.id, place.group, why, place.nodes, place.new), *arranged(state, place))
+    return (PlanStep("place", job.id, place.group, why, place.nodes, place.new), *arrange_steps(state, place))
 
 
-def moved(state: ClusterState, job: MuxJob, place: Placement, why: str) -> tuple[PlanStep, ...]:
-    """The steps that put a running job there."""
+def move_steps(state: ClusterState, job: MuxJob, place: Placement, why: str) -> tuple[PlanStep, ...]:
+    """The steps that move a running job."""
     if place.group == 0:
-        return (replace(_opened(state, job, place, f"to a new group: {why}"), kind="move"),)
+        return (replace(_open_step(state, job, place, f"to a new group: {why}"), kind="move"),)
     text = f"to group {place.group}, +${place.cost:.2f}/h: {why}"
-    return (PlanStep("move", job.id, place.group, text, place.nodes, place.new), *arranged(state, place))
+    return (PlanStep("move", job.id, place.group, text, place.nodes, place.new), *arrange_steps(state, place))
 
 
-def _opened(state: ClusterState, job: MuxJob, place: Placement, why: str) -> PlanStep:
+def _open_step(state: ClusterState, job: MuxJob, place: Placement, why: str) -> PlanStep:
     train = state.train.peek(job.profile.n_train)
     return PlanStep("open", job.id, state.next_group, why, place.nodes, place.new, train)
 
 
-def arranged(state: ClusterState, place: Placement) -> tuple[PlanStep, ...]:
-    """The host's new mode and order, if they change."""
-    host = state.groups[place.group]
-    if (place.mode, place.order) == (host.mode, host.order):
+def arrange_steps(state: ClusterState, place: Placement) -> tuple[PlanStep, ...]:
+    """The step that sets the group's new mode and order, if they change."""
+    group = state.groups[place.group]
+    if (place.mode, place.order) == (group.mode, group.order):
         return ()
     return (PlanStep("arrange", "", place.group, f"run {place.mode}", mode=place.mode, order=place.order),)
 
 
 class _Members(dict[str, MuxJob]):
-    """All jobs and the newcomer, without copying thousands of entries per candidate."""
+    """All jobs and the new one, without copying thousands of entries for each option."""
 
     def __init__(self, jobs: dict[str, MuxJob], newcomer: MuxJob) -> None:
         super().__init__({newcomer.id: newcomer})

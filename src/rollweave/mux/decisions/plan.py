@@ -1,8 +1,7 @@
-"""What the scheduler wants to happen: an ordered list of steps, each with its reason.
+"""A plan: an ordered list of changes, each with its reason; and `apply`, which carries a plan out on a state.
 
-A plan is only a value. `apply.py` carries it out on a state; `invariants.py` says what must hold afterwards.
-
-Carrying a plan out on a state: the only code that changes groups and pools.
+A plan is only a value. `apply` is the only code that changes groups and pools; `invariants.py` lists what must hold
+after it.
 """
 
 from __future__ import annotations
@@ -17,23 +16,25 @@ from rollweave.mux.model.slo import paces
 from rollweave.mux.model.state import ClusterState
 
 StepKind = Literal["open", "place", "move", "leave", "reserve", "arrange", "retime", "resubmit", "wait"]
-"""open: new group around a job · place: a job joins a group · move: a running job changes group and pauses for its
-`move_s` · leave: a job is gone; nodes nobody is pinned to and groups nobody is in are given back · reserve: the same,
-but its turn is kept (its timing only) until the group changes again · arrange: mode and order of a group · retime: the
-planned phase times of a job change · resubmit: the caller stops the job and submits it again with the new profile (it
-has left) · wait: no room in the pools, the caller tries again after a departure."""
+"""open: a new group is made for a job · place: a job joins a group · move: a running job changes group and pauses for
+its `move_s` · leave: a job leaves; nodes and groups without jobs go back to the pools · reserve: a job leaves, but its
+phases stay reserved (only their timing) until the group changes again · arrange: mode and order of a group change ·
+retime: the planned phase times of a job change · resubmit: the job leaves; the caller stops it and submits it again
+with the new profile · wait: the pools have too few free nodes; the caller tries again after a departure."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
+    """One change."""
+
     kind: StepKind
     job: str = ""
     group: int = 0
     why: str = ""
     nodes: tuple[int, ...] = ()
-    """Rollout nodes of the job, new ones included."""
+    """The rollout nodes of the job, including new ones."""
     new_nodes: tuple[int, ...] = ()
-    """Those of them that are taken from the pool now."""
+    """The nodes among them that are taken from the pool now."""
     train_nodes: tuple[int, ...] = ()
     """For `open`, and a `move` to nodes of its own: the train nodes of the new group."""
     mode: Mode = "rr"
@@ -43,7 +44,7 @@ class PlanStep:
 
 
 class Rejection(NamedTuple):
-    """Why a group did not take a job; text only when somebody asks."""
+    """The reason why a group did not take a job. The text is made only when it is needed."""
 
     group: int
     reason: str
@@ -58,9 +59,11 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """An ordered list of changes."""
+
     steps: tuple[PlanStep, ...] = ()
     rejections: tuple[Rejection, ...] = ()
-    """Of the placement in it, group by group in the order they were looked at."""
+    """The groups that did not take the placed job, in the order in which they were visited."""
 
     def __bool__(self) -> bool:
         return bool(self.steps)
@@ -70,7 +73,7 @@ class Plan:
 
     @property
     def moves(self) -> int:
-        """Jobs that have to pause for it."""
+        """The number of jobs that must pause for it."""
         return sum(step.kind == "move" for step in self.steps)
 
     def groups(self) -> set[int]:
@@ -80,7 +83,7 @@ class Plan:
         return {step.job for step in self.steps if step.job}
 
     def explain(self) -> str:
-        """The plan and what was refused on the way, one line each."""
+        """The steps of the plan and the refusals, one line each."""
         lines: Iterable[str] = [f"{step.kind} {step.job or f'group {step.group}'}: {step.why}" for step in self.steps]
         return "\n".join([*lines, *(f"  not {rejection}" for rejection in self.rejections)])
 
@@ -89,8 +92,8 @@ def touched_groups(state: ClusterState, plan: Plan) -> set[int]:
     return plan.groups() | {state.home[job] for job in plan.jobs() if job in state.home}
 
 
-def tried(state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> ClusterState:
-    """The state as it would be after the plan; the state itself does not change."""
+def try_plan(state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> ClusterState:
+    """Return the state as it would be after the plan. The given state does not change."""
     touched = touched_groups(state, plan)
     members = [job for number in touched & state.groups.keys() for job in state.groups[number].jobs]
     sketch = state.sketch(touched, members)
@@ -99,7 +102,7 @@ def tried(state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None =
 
 
 def apply(state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None:
-    """Do the steps in order, then give the members of every touched group their new pace."""
+    """Carry out the steps in order, then give the jobs of every touched group their new pace."""
     touched = touched_groups(state, plan)
     for number in touched & state.groups.keys():
         for name in state.groups[number].jobs:
@@ -117,7 +120,7 @@ def _set_paces(state: ClusterState, group: CoGroup) -> None:
 
 
 def _place(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
-    assert arriving is not None and arriving.id == step.job, f"{step.job} is placed but nobody brought it"
+    assert arriving is not None and arriving.id == step.job, f"{step.job} is placed, but it is not the arriving job"
     arriving.promise(now)
     state.jobs[step.job] = arriving
     _pin(state, step)
@@ -130,7 +133,7 @@ def _move(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | No
 
 
 def _pin(state: ClusterState, step: PlanStep) -> None:
-    """Onto its nodes; `train_nodes` mean that the group is new."""
+    """Pin the job to its nodes. If the step has `train_nodes`, the group is new."""
     if step.train_nodes:
         state.train.take(step.train_nodes)
         state.groups[step.group] = CoGroup(step.group, step.train_nodes)
@@ -142,7 +145,7 @@ def _pin(state: ClusterState, step: PlanStep) -> None:
 
 
 def _detach(state: ClusterState, job: str) -> None:
-    """Out of its group; nodes and groups that nobody needs any more go back to their pools."""
+    """Take the job out of its group. Nodes and groups without jobs go back to their pools."""
     group = state.groups[state.home.pop(job)]
     before = group.nodes
     group.remove(job)
@@ -162,7 +165,7 @@ def _leave(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | N
 
 
 def _reserve(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
-    """The job is gone, its turns are not."""
+    """The job leaves, and its phases stay reserved."""
     group = state.groups[step.group]
     before = group.nodes
     group.reserve(step.job)
@@ -181,7 +184,7 @@ def _retime(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | 
     group.retime(step.job, phases_at(job.profile, group.width))
 
 
-def _nothing(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
+def _wait(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
     """`wait` changes nothing."""
 
 
@@ -194,5 +197,5 @@ HANDLERS: dict[str, Callable[[ClusterState, PlanStep, float, MuxJob | None], Non
     "reserve": _reserve,
     "arrange": _arrange,
     "retime": _retime,
-    "wait": _nothing,
+    "wait": _wait,
 }

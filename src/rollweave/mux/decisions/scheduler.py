@@ -1,17 +1,17 @@
-"""The scheduler: pure decisions about a state. `plan = arrive(...)`, look at it, then `apply` it.
+"""The scheduler of the multiplexer: it makes plans for a state (`plan = arrive(...)`) and applies them (`apply`).
 
-The same object serves the trace replay and the daemon. It holds no state but its policy; time is an argument.
+The replay of a trace and the daemon use the same class. It has no state except its policy; time is an argument.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rollweave.mux.decisions.departure import consolidated, left_safely
+from rollweave.mux.decisions.departure import plan_consolidation, plan_departure
 from rollweave.mux.decisions.invariants import check_plan
-from rollweave.mux.decisions.lookout import looked_out, observed
-from rollweave.mux.decisions.placement import find_place, placed
-from rollweave.mux.decisions.plan import Plan, PlanStep, apply, tried
+from rollweave.mux.decisions.lookout import plan_after_iteration, remember_iteration
+from rollweave.mux.decisions.placement import find_place, placement_steps
+from rollweave.mux.decisions.plan import Plan, PlanStep, apply, try_plan
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.policy import ROLLMUX, MuxPolicy
 from rollweave.mux.model.state import ClusterState
@@ -19,47 +19,49 @@ from rollweave.mux.model.state import ClusterState
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
+    """Decides where mux jobs go."""
+
     policy: MuxPolicy = ROLLMUX
 
     def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan:
-        """Where a new (or resubmitted) job goes; a `wait` step if the pools have no room for it."""
+        """Place a new (or resubmitted) job. The plan is a `wait` step if the pools have too few free nodes."""
         candidate = replace(job)
         candidate.promise(now)
         search = find_place(state, candidate, now, self.policy)
         if search.best is None:
             why = "no group can take it and the pools have no free nodes"
             return Plan((PlanStep("wait", job.id, why=why),), tuple(search.rejections))
-        plan = Plan(placed(state, job, search.best), tuple(search.rejections))
+        plan = Plan(placement_steps(state, job, search.best), tuple(search.rejections))
         if search.best.group or not self.policy.consolidation:
             return plan
-        # A new group has room that others may have been waiting for.
-        return plan + consolidated(tried(state, plan, now, job), 0, now, self.policy)
+        # Jobs of other groups may move into the new group.
+        return plan + plan_consolidation(try_plan(state, plan, now, job), 0, now, self.policy)
 
     def depart(self, state: ClusterState, job: str, now: float) -> Plan:
-        """A job has finished (or was cancelled): it leaves, and the rest may be tidied up."""
-        return self._gone(state, job, now, "finished")
+        """A job has finished (or was cancelled): it leaves, and small groups may be consolidated."""
+        return self._remove(state, job, now, "finished")
 
     def fail(self, state: ClusterState, job: str, now: float) -> Plan:
-        """A job crashed: it is removed at once, the others go on. Resubmission is a new arrival."""
-        return self._gone(state, job, now, "failed")
+        """A job crashed: it is removed at once, and the others go on. A resubmission is a new arrival."""
+        return self._remove(state, job, now, "failed")
 
     def observe(self, state: ClusterState, job: str, t_roll: float, t_train: float, now: float) -> Plan:
-        """One finished iteration's real phase times; mostly an empty plan.
+        """React to the real phase times of a finished iteration. The plan is mostly empty.
 
-        The times are remembered at once: a measurement is a fact, not a decision.
+        The times are stored in the state at once, because they are a measurement and not a decision.
         """
-        state.jobs[job].seen = observed(state.jobs[job], t_roll, t_train)
-        return looked_out(state, state.jobs[job], now, self.policy)
+        state.jobs[job].seen = remember_iteration(state.jobs[job], t_roll, t_train)
+        return plan_after_iteration(state, state.jobs[job], now, self.policy)
 
     def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None:
-        """Check the plan on a copy of what it touches, then carry it out. `arriving`: the job of an `arrive` plan."""
+        """Check the plan on a copy, then carry it out. `arriving` is the job of an `arrive` plan."""
         if plan:
             check_plan(state, plan, now, self.policy, arriving)
             apply(state, plan, now, arriving)
 
-    def _gone(self, state: ClusterState, job: str, now: float, why: str) -> Plan:
+    def _remove(self, state: ClusterState, job: str, now: float, why: str) -> Plan:
         group = state.home[job]
-        plan = left_safely(state, job, now, self.policy, why)
+        plan = plan_departure(state, job, now, self.policy, why)
         if not self.policy.consolidation:
             return plan
-        return plan + consolidated(tried(state, plan, now), group, now, self.policy)
+        return plan + plan_consolidation(try_plan(state, plan, now), group, now, self.policy)

@@ -1,1 +1,1 @@
-"""The model of jobs that share pools: profiles, nodes, groups, how long a cycle takes, whose promise holds. Pure."""
+"""The model of mux jobs that share pools: profiles, nodes, co-groups, the length of a lap, and SLOs. It is pure."""

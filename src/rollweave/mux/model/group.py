@@ -1,7 +1,7 @@
-"""A co-execution group: jobs that share train nodes and take turns.
+"""A co-group: mux jobs that share train nodes and use them alternately.
 
-Every member trains on all train nodes of the group; its rollouts are pinned to some of the group's rollout nodes.
-Sums are cached, so that a placement test is a handful of comparisons.
+Every job trains on all train nodes of the group; its rollouts are pinned to some of the group's rollout nodes.
+Sums are cached, so that testing a placement takes only a few comparisons.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple
 from rollweave.mux.model.job import JobProfile
 
 Mode = Literal["rr", "fifo"]
-"""Strict round robin (one period for all) or first come, first served (each job at its own rate)."""
+"""`rr`: strict round robin, one period for all jobs. `fifo`: first come, first served, each job at its own rate."""
 
 
 class Phases(NamedTuple):
-    """One job's phases on a group's nodes."""
+    """The phases of one job on the nodes of a group: seconds, GB of host memory, and rollout nodes."""
 
     roll: float
     train: float
@@ -54,18 +54,21 @@ def phases_at(profile: JobProfile, width: int) -> Phases:
 
 @dataclass(slots=True)
 class CoGroup:
+    """A group of mux jobs, with its nodes, its mode and its cached sums."""
+
     id: int
     train_nodes: tuple[int, ...]
     mode: Mode = "rr"
     pins: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Member -> its rollout nodes, in arrival order. Negative numbers are no nodes: the timing of a phantom only."""
+    """The rollout nodes of each job, in arrival order. Negative numbers are not nodes, but timings of a phantom."""
     phases: dict[str, Phases] = field(default_factory=dict)
     phantoms: tuple[str, ...] = ()
-    """Members that left, whose turns stay reserved because the others' promise was computed with them (fifo.py)."""
+    """Jobs that have left, whose phases stay reserved because the SLOs of the others were computed with them (see
+    `decisions/departure.py`)."""
     order: tuple[str, ...] = ()
-    """Cyclic order of the members; arrival order unless the order search found a better one."""
+    """The cyclic order of the jobs: arrival order, unless the order search found a better one."""
     node_load: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
-    """Seconds of rollout per meta-iteration, by node, switches included."""
+    """Seconds of rollout per lap (the paper's meta-iteration), by node, including switches."""
     node_mem: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
     sum_train: float = field(default=0.0, compare=False, repr=False)
     max_load: float = field(default=0.0, compare=False, repr=False)
@@ -82,7 +85,7 @@ class CoGroup:
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """Real members in arrival order."""
+        """The jobs of the group without phantoms, in arrival order."""
         return tuple(job for job in self.pins if job not in self.phantoms)
 
     @property
@@ -91,12 +94,12 @@ class CoGroup:
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Rollout nodes, provisioned as long as a real member is pinned to them."""
+        """The rollout nodes of the group: those to which a job that is no phantom is pinned."""
         return tuple(sorted({node for job in self.jobs for node in self.pins[job]}))
 
     @property
     def t_cycle(self) -> float:
-        """The longest member alone: nobody's turn can come back sooner."""
+        """The iteration of the longest job alone; no lap can be shorter."""
         if len(self.pins) == 1:
             only = next(iter(self.phases.values()))
             return only.roll + only.train
@@ -104,7 +107,7 @@ class CoGroup:
 
     @property
     def t_load(self) -> float:
-        """Work per meta-iteration on the busiest node."""
+        """The work per lap on the busiest node."""
         if len(self.pins) == 1:
             only = next(iter(self.phases.values()))
             return max(only.roll, only.train)
@@ -115,7 +118,7 @@ class CoGroup:
         return self.t_load >= self.t_cycle
 
     def cost(self, roll_price: float, train_price: float) -> float:
-        """Dollars per hour of everything provisioned, used or not."""
+        """Dollars per hour of all nodes of the group, whether they are used or idle."""
         return roll_price * len(self.nodes) + train_price * self.width
 
     def add(self, job: str, phases: Phases, nodes: tuple[int, ...]) -> None:
@@ -131,7 +134,7 @@ class CoGroup:
         self.refresh()
 
     def reserve(self, job: str) -> None:
-        """The member leaves, its turns stay. On a node that is given back they become the turns of no node."""
+        """Make the job a phantom: it leaves, its phases stay. Phases on a node that is given back have no node."""
         self.phantoms = (*self.phantoms, job)
         kept = self.nodes
         for phantom in self.phantoms:
@@ -140,7 +143,7 @@ class CoGroup:
         self.refresh()
 
     def _forget_phantoms(self) -> None:
-        """Reservations end with the next change of the membership: whoever makes it judges the group without them."""
+        """End the reservations at the next change of the group's jobs; the plan for it was assessed without them."""
         for phantom in self.phantoms:
             del self.pins[phantom], self.phases[phantom]
         self.order = tuple(job for job in self.order if job not in self.phantoms)
@@ -151,7 +154,7 @@ class CoGroup:
         self.refresh()
 
     def refresh(self) -> None:
-        """Recompute the cached sums (from scratch: groups are small and sums must not drift)."""
+        """Compute the cached sums again from all jobs: groups are small, and updated sums would collect errors."""
         load: dict[int, float] = {}
         memory: dict[int, float] = {}
         for job, nodes in self.pins.items():

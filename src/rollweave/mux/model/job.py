@@ -1,12 +1,11 @@
-"""A submitted job: its promise (SLO, iterations), its progress, and the deadline that follows from both.
+"""A mux job: its profile, its SLO, its progress, and the deadline that follows from them.
 
-Progress is fluid between reports: a job that runs gains one iteration per `pace` seconds. The replay advances it
-exactly so; the daemon overwrites it with what really happened (`report`).
+The profile is what the scheduler assumes about a job before it has run. Its times are the worst case (every response
+at the configured maximum length), so that reality can only be faster than a plan. All times are seconds, all
+memories GB of host memory per node.
 
-What the scheduler believes about a job before it has run: two phase times, two sizes, two memories.
-
-Times are worst case (every response at the configured maximum length), so that a plan made from them can only be
-beaten by reality. All times are seconds, all memories GB of host memory per node.
+Between reports progress is estimated: a job that runs gains one iteration per `pace` seconds. The replay of a trace
+advances jobs exactly like that; the daemon replaces the estimate by the real progress (`report`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rollweave.errors import RollweaveError
 
 
 class ProfileError(RollweaveError):
-    """A job profile nobody could schedule."""
+    """A job profile that cannot be scheduled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +32,14 @@ class JobProfile:
     mem_train: float = 0.0
     t_sync: float = 0.0
     switch_roll: float = 0.0
-    """Warm start before a rollout phase; paid only in company, a job alone on its nodes never leaves the GPUs."""
+    """Seconds of a warm start before a rollout phase. A job alone on its nodes stays on the GPUs and pays none."""
     switch_train: float = 0.0
     cold_roll: float = 0.0
     cold_train: float = 0.0
     move_s: float = 300.0
     """How long a move to other nodes stops the job (197-419 s for 7B-32B, RollMux section 7)."""
     dp_eff: float = 1.0
-    """Share of the linear speed-up that a different train width really gives."""
+    """The share of the linear speed-up that a different number of train nodes really gives."""
 
     def __post_init__(self) -> None:
         if not (self.t_roll > 0 and self.t_train > 0):
@@ -52,16 +51,16 @@ class JobProfile:
 
     @property
     def solo_s(self) -> float:
-        """T_solo: one iteration alone on the nodes it asked for. The reference of its SLO."""
+        """T_solo: one iteration alone on the nodes that the job asked for. Its SLO is relative to this."""
         return self.t_roll + self.t_train + self.t_sync
 
     @property
     def cold_s(self) -> float:
-        """Cold start, both pools at once."""
+        """Seconds of a cold start; both pools start at the same time."""
         return max(self.cold_roll, self.cold_train)
 
     def train_at(self, width: int) -> float:
-        """Train phase (with its weight sync) on `width` train nodes instead of the requested ones."""
+        """Seconds of the train phase (with its weight sync) on `width` train nodes instead of the requested ones."""
         if width == self.n_train:
             return self.t_train + self.t_sync
         return self.t_train * self.n_train / (width * self.dp_eff) + self.t_sync
@@ -72,27 +71,29 @@ class JobProfile:
 
 @dataclass(slots=True)
 class MuxJob:
+    """A submitted job, as the scheduler sees it."""
+
     id: str
     profile: JobProfile
-    """What planning believes now; `observe` may correct it."""
+    """The times used for planning; `Scheduler.observe` may correct them."""
     slo: float
-    """Tolerated slow-down against `solo_s`, at least 1."""
+    """The tolerated slow-down relative to `solo_s`, at least 1."""
     n_iters: float
-    """Total work in iterations, or infinity if it never says."""
+    """The total work in iterations; infinity if it is not known."""
     solo_s: float = 0.0
-    """T_solo the SLO is judged against; fixed at submission."""
+    """The T_solo to which the SLO is relative; fixed at submission."""
     done: float = 0.0
-    """Iterations finished at `as_of`."""
+    """The number of iterations finished at `as_of`."""
     as_of: float = 0.0
     resumes_at: float = 0.0
-    """Cold start or a move: no progress before this moment."""
+    """The end of a cold start or a move; the job makes no progress before it."""
     pace: float = 0.0
-    """Expected seconds per iteration in its present group."""
+    """The expected seconds per iteration in its present group."""
     deadline: float = math.inf
-    """Set once, when it is first placed: the moment it could start + slo x solo time of its work."""
+    """Set once, at the first placement: the time at which it could start + slo x solo time of its work."""
     moved_at: float = -math.inf
     seen: tuple[float, ...] = ()
-    """Statistics of observed iterations (see estimate.py)."""
+    """The phase times of the last observed iterations (see `decisions/lookout.py`)."""
 
     def __post_init__(self) -> None:
         if not self.slo >= 1:
@@ -111,29 +112,29 @@ class MuxJob:
         return self.n_iters - self.done_at(now)
 
     def ends_at(self, now: float, pace: float) -> float:
-        """When the last iteration ends at another pace from now on."""
+        """The time at which the last iteration ends if the pace is `pace` from now on."""
         return max(now, self.resumes_at) + self.remaining(now) * pace
 
     def finish_at(self) -> float:
-        """When the last iteration ends at the present pace."""
+        """The time at which the last iteration ends at the present pace."""
         return max(self.as_of, self.resumes_at) + (self.n_iters - self.done) * self.pace
 
     def report(self, done: float, now: float) -> None:
-        """What really happened replaces the estimate."""
+        """Replace the estimated progress by the real one."""
         self.done, self.as_of = min(done, self.n_iters), now
 
     def promise(self, now: float) -> None:
-        """First placement: the SLO clock starts when the cold start is over."""
+        """Set the deadline at the first placement. The time of the SLO starts after the cold start."""
         self.as_of = now
         self.resumes_at = now + self.profile.cold_s
         self.deadline = self.resumes_at + self.slo * (self.n_iters - self.done) * self.solo_s
 
     def pause(self, now: float) -> None:
-        """A move: it stops here and goes on elsewhere; the clock of its SLO does not stop."""
+        """Pause for a move to other nodes. The time of the SLO goes on meanwhile."""
         self.settle(now)
         self.moved_at = now
         self.resumes_at = max(self.resumes_at, now + self.profile.move_s)
 
     def settle(self, now: float) -> None:
-        """Turn estimated progress into recorded progress; called before its pace changes."""
+        """Record the estimated progress; called before the pace changes."""
         self.report(self.done_at(now), now)

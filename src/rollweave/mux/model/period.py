@@ -1,18 +1,15 @@
-"""How long an iteration takes in company.
+"""Computes how long an iteration takes for each job of a co-group.
 
-Round robin: every member does one rollout and one train phase per meta-iteration, in the same cyclic order on all
-nodes. If no rollout is a gang (several nodes at once) the period of *any* order is max(T_cycle, T_load): the schedule
-is a timed event graph and no circuit of it weighs more per token. Gangs chain waits across nodes, so there the
-max-plus recursion is run and its growth per round measured.
+Round robin: every job does one rollout and one train phase per lap, in the same cyclic order on all nodes. If no
+rollout is a gang (several nodes at once), the period of *any* order is max(T_cycle, T_load): the schedule is a timed
+event graph, and no circuit of it has more weight per token. Gangs make waits depend on other nodes, so there the
+max-plus recursion is run, its growth per lap is measured, and a good order is searched.
 
-First come, first served (FIFO): every member runs at its own rate. A member can find every other one ahead of it at
-most once per queue, and another member's phases fill at most its own share of the time, so over n iterations
+First come, first served (FIFO): every job runs at its own rate. A job can find each other job ahead of it at most once
+per queue, and another job's phases fill at most its own share of the time. So over n iterations
     X <= n (solo_k + sum of w_j over `often`) + sum over `seldom` of (u_j X + w_j (1 - u_j))
-with w_j the seconds j may hold us up per iteration and u_j = w_j / solo_j. Solved for X this is `FifoBound`.
-
-The deterministic FIFO run of a group: what each member's mean iteration settles at if phases last as planned.
-
-The best cyclic order of a group with gangs. Without gangs every order has the same period (coexec.py).
+where w_j are the seconds by which j may delay us per iteration, and u_j = w_j / solo_j. Solved for X this is
+`FifoBound`. `fifo_means` simulates the queues instead, with phases that last exactly as planned.
 """
 
 from __future__ import annotations
@@ -30,14 +27,14 @@ ROUNDS = 20
 
 
 def meta_period(group: CoGroup) -> float:
-    """Seconds of one meta-iteration under round robin; the same for every member."""
+    """Seconds of one lap under round robin, which is the iteration of every job."""
     if not group.gang or len(group.pins) == 1:
         return max(group.t_cycle, group.t_load)
     return max_plus_period(group, group.order or tuple(group.pins))
 
 
 def max_plus_period(group: CoGroup, order: Sequence[str], rounds: int = ROUNDS) -> float:
-    """Growth per round of the recursion 'a phase starts when its nodes and its predecessor are done'."""
+    """The growth per lap of the recursion "a phase starts when its nodes and the phase before it are done"."""
     node_free: dict[int, float] = {}
     ready: dict[str, float] = {}
     train_free = half = 0.0
@@ -53,8 +50,11 @@ def max_plus_period(group: CoGroup, order: Sequence[str], rounds: int = ROUNDS) 
     return (train_free - half) / (rounds - rounds // 2)
 
 
+# --------------------------------------------------------------------------------------- FIFO: the proved bound
+
+
 class FifoBound(NamedTuple):
-    """`iterations` more of them take at most `per_iter * iterations + extra` seconds, from any moment on."""
+    """The next n iterations of a job take at most `per_iter * n + extra` seconds, from any moment on."""
 
     per_iter: float
     extra: float
@@ -64,7 +64,7 @@ class FifoBound(NamedTuple):
 
 
 def fifo_worst(group: CoGroup, job: str) -> float:
-    """No single iteration of `job` takes longer, whatever the others do within their planned times."""
+    """The longest possible single iteration of `job`, if all phases last at most as long as planned."""
     own, home = group.phases[job], group.pins[job]
     total = own.shared_roll + group.sum_train
     return total + sum(
@@ -73,7 +73,7 @@ def fifo_worst(group: CoGroup, job: str) -> float:
 
 
 def fifo_bound(group: CoGroup, job: str) -> FifoBound:
-    """The mean iteration of `job` can at most be this; members slower than it cannot be ahead every time."""
+    """The bound on the mean iteration of `job`. It uses that a slower job cannot be ahead in every iteration."""
     own, home = group.phases[job], group.pins[job]
     others = []
     for name, other in group.phases.items():
@@ -90,7 +90,7 @@ def fifo_bound(group: CoGroup, job: str) -> FifoBound:
         often -= train + same
         busy += (train + same) / solo
         extra += train * (1 - train / solo) + same * (1 - same / solo)
-        if busy >= 1:  # a share of the whole machine: this way of counting bounds nothing any more
+        if busy >= 1:  # the slower jobs fill all of the time, so this way of counting gives no bound
             break
         per_iter = min(per_iter, often / (1 - busy))
     return _solved(others, own.shared_solo, per_iter)
@@ -104,15 +104,17 @@ def _solved(others: list[tuple[float, float, float]], solo_s: float, per_iter: f
     return FifoBound(often / (1 - busy), extra / (1 - busy))
 
 
+# ------------------------------------------------------------------------------------------ FIFO: the simulation
+
 FIFO_ROUNDS = 24
-"""Worst-case iterations of the slowest member; the first third is the transient and is dropped."""
+"""The length of the simulation, in worst-case iterations of the slowest job. The first third is left out."""
 
 Line = tuple[tuple[float, float, int], ...]
-"""(rollout seconds, train seconds, index of the rollout node) of every member, in arrival order."""
+"""(rollout seconds, train seconds, index of the rollout node) of every job, in arrival order."""
 
 
 def fifo_means(group: CoGroup) -> dict[str, float]:
-    """Mean iteration by member. Ties are served in arrival order, so the answer is a function of the group."""
+    """The mean iteration of each job. Ties are served in arrival order, so the result depends only on the group."""
     return dict(zip(group.pins, _means(line_of(group)), strict=True))
 
 
@@ -127,7 +129,7 @@ def line_of(group: CoGroup) -> Line:
 
 @lru_cache(maxsize=1 << 16)
 def _means(line: Line) -> tuple[float, ...]:
-    """Remembered, because placement, the check of its plan and its execution ask about the same groups."""
+    """The mean iterations; cached, because placement, the check of its plan and its execution use the same groups."""
     worst = max(roll + train for roll, train, _ in line) + sum(train for _, train, _ in line)
     horizon = FIFO_ROUNDS * worst
     return tuple(_settled(times, horizon / 3) for times in fifo_run(line, horizon))
@@ -139,7 +141,7 @@ def _settled(times: list[float], after: float) -> float:
 
 
 def fifo_run(line: Line, horizon: float) -> list[list[float]]:
-    """Times at which each member finishes its iterations: one queue per rollout node, one for all train nodes."""
+    """The times at which each job ends its iterations, with a queue per rollout node and one for all train nodes."""
     nodes = 1 + max(node for _, _, node in line)
     waiting: list[deque[int]] = [deque() for _ in range(nodes + 1)]
     train = nodes  # the last queue
@@ -167,12 +169,14 @@ def fifo_run(line: Line, horizon: float) -> list[list[float]]:
     return done
 
 
+# ------------------------------------------------------------------------------------- round robin: the best order
+
 EXHAUSTIVE = 5
-"""Up to this many members all (n-1)! cyclic orders are tried; above it neighbours are swapped while that helps."""
+"""For up to so many jobs all (n-1)! cyclic orders are tried; for more, two jobs are swapped while that helps."""
 
 
 def best_order(group: CoGroup) -> tuple[str, ...]:
-    """The order with the shortest period; arrival order if nothing beats it."""
+    """The cyclic order with the shortest period; arrival order if no other is better. It matters only with gangs."""
     arrival = tuple(group.pins)
     if len(arrival) <= EXHAUSTIVE:
         first, *rest = arrival

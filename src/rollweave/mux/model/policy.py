@@ -1,4 +1,4 @@
-"""Every switch of the scheduler in one place. `rollmux` is the paper, `default` is what we recommend."""
+"""All settings of the scheduler. `rollmux` is the paper's algorithm, `default` is the one we recommend."""
 
 from __future__ import annotations
 
@@ -12,44 +12,41 @@ Fifo = Literal["off", "bound", "simulated"]
 
 @dataclass(frozen=True, slots=True)
 class MuxPolicy:
-    """Defaults are RollMux's Algorithm 1; every field that differs from its default is an extension."""
+    """The settings of a scheduler. The defaults are RollMux's Algorithm 1; any other value is an extension of it."""
 
     max_group: int = 5
     prune_saturated: bool = True
     """Skip groups whose T_load has reached T_cycle (Algorithm 1, line 4)."""
     forbid_oversaturated: bool = False
     consolidation: bool = False
-    """After a departure, empty small groups into others where that costs less."""
+    """After a departure, move all jobs of small groups to other groups where that costs less."""
     integrated_cost: bool = False
-    """Score a placement by dollars until the last finish, not by dollars per hour."""
+    """Score a placement by the dollars until the last job has finished, not by dollars per hour."""
     slowdown_price: float = 0.0
-    """Without `integrated_cost`: dollars per hour put on slowing one job down by its solo time; small: breaks ties."""
+    """Without `integrated_cost`: dollars per hour for slowing one job down by its solo time. A small value decides
+    between placements of equal cost."""
     fifo: Fifo = "off"
-    """Groups in which every job runs at its own rate; admitted by a proved bound, or by simulation with safe departure
-    and a way out (slo.py)."""
+    """Whether groups may run first come, first served, with every job at its own rate: admitted by a proved bound, or
+    by simulation with safe departures and a way out (slo.py)."""
     order_search: bool = False
-    """Look for the best cyclic order in groups with gangs."""
+    """Search the best cyclic order in groups with gangs."""
     adaptive: bool = False
     """Replace worst-case phase times by an upper confidence bound of the observed ones."""
     banking: bool = False
-    """Judge the SLO of a whole job (its deadline), so that time saved early may be spent later."""
+    """Apply the SLO to a whole job (its deadline), so that time saved early may be used later. Off: apply it to every
+    single iteration."""
     guard_iters: float = 0.0
     """With banking: iterations kept in reserve per job for the transient after every change of its group (and one more
-    while it waits for its first turn)."""
-    max_judged: int = 1_000_000
-    """Candidates looked at closely per placement, cheapest first."""
+    while the job waits for its first phase)."""
+    max_assessed: int = 1_000_000
+    """The number of options that are assessed in full per placement, the cheapest first."""
     max_visits: int = 1500
-    """Groups visited per departure by the consolidation."""
+    """The number of groups that the consolidation visits per departure."""
     min_saving: float = 60.0
-    """Dollars a move has to save until the jobs end (their nodes are paid while they pause)."""
+    """The dollars that a move must save until the jobs end, because their nodes are paid while they pause."""
     move_cooldown_s: float = 5400.0
     drift_window: int = 5
-    """Iterations averaged before a drifted profile is acted on."""
-
-    @property
-    def per_iteration(self) -> bool:
-        """Does every single iteration keep its SLO, not only the job as a whole?"""
-        return not self.banking
+    """The number of iterations that are averaged before the scheduler reacts to a drifted profile."""
 
 
 ROLLMUX = MuxPolicy()
@@ -62,10 +59,10 @@ DEFAULT = MuxPolicy(
     adaptive=True,
     banking=True,
     guard_iters=1.0,
-    max_judged=24,
+    max_assessed=24,
 )
 PER_ITERATION = replace(DEFAULT, banking=False, fifo="bound", guard_iters=0.0)
-"""Everything that does not need the job-level reading of an SLO."""
+"""All extensions that also work if the SLO applies to every single iteration."""
 
 POLICIES = {"rollmux": ROLLMUX, "default": DEFAULT, "per-iteration": PER_ITERATION}
 

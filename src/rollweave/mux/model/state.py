@@ -1,11 +1,9 @@
-"""Everything the scheduler knows: pools, groups, jobs. Plain data; time is always an argument.
+"""The state of the multiplexer: two pools of nodes, co-groups and mux jobs. It is plain data; time is an argument.
 
 A plan is checked on a `sketch` of the state (only the groups it touches are copied) before the state itself changes.
 
-Nodes and what they cost: two pools, each with a price, host memory and perhaps a limit.
-
-A node is a number in its pool. The lowest free number is always used next, so that the same arrivals give the
-same nodes on every run.
+Each pool has a price, host memory per node and perhaps a limit. A node is a number in its pool. The lowest free number
+is always used next, so that the same arrivals give the same nodes in every run.
 """
 
 from __future__ import annotations
@@ -24,12 +22,14 @@ GPUS_PER_NODE = 8
 
 @dataclass(slots=True)
 class NodePool:
+    """A pool of nodes, and which of them are in use."""
+
     price: float
     """Dollars per node and hour."""
     host_gb: float = 2048.0
     limit: float = math.inf
     used: float = 0
-    """Nodes given out. Whole ones, but for Gavel+, which pays for fractions."""
+    """The number of nodes in use; a whole number, except for Gavel+, which pays for fractions."""
     next: int = 0
     freed: list[int] = field(default_factory=list)
 
@@ -37,7 +37,7 @@ class NodePool:
         return self.used + count <= self.limit
 
     def peek(self, count: int) -> tuple[int, ...]:
-        """The numbers the next `take` would give out."""
+        """The numbers of the next free nodes."""
         free = heapq.nsmallest(count, self.freed)
         return (*free, *range(self.next, self.next + count - len(free)))
 
@@ -61,29 +61,31 @@ class NodePool:
 
 
 def rollout_pool(host_gb: float = 2048.0, limit: float = math.inf) -> NodePool:
-    """8 x H20 at $1.85 per GPU and hour (RollMux section 6)."""
+    """A pool of nodes with 8 x H20 at $1.85 per GPU and hour (RollMux section 6)."""
     return NodePool(GPUS_PER_NODE * 1.85, host_gb, limit)
 
 
 def train_pool(host_gb: float = 2048.0, limit: float = math.inf) -> NodePool:
-    """8 x H800 at $5.28 per GPU and hour (RollMux section 6)."""
+    """A pool of nodes with 8 x H800 at $5.28 per GPU and hour (RollMux section 6)."""
     return NodePool(GPUS_PER_NODE * 5.28, host_gb, limit)
 
 
 @dataclass(slots=True)
 class ClusterState:
+    """Everything that the scheduler knows."""
+
     rollout: NodePool = field(default_factory=rollout_pool)
     train: NodePool = field(default_factory=train_pool)
     groups: dict[int, CoGroup] = field(default_factory=dict)
-    """In creation order."""
+    """The co-groups in creation order."""
     jobs: dict[str, MuxJob] = field(default_factory=dict)
-    """Placed jobs only."""
+    """The jobs that are placed."""
     home: dict[str, int] = field(default_factory=dict)
-    """Job -> its group."""
+    """The group of each job."""
     next_group: int = 1
 
     def cost(self) -> float:
-        """Dollars per hour of all provisioned nodes."""
+        """Dollars per hour of all nodes in use."""
         return self.rollout.price * self.rollout.used + self.train.price * self.train.used
 
     def group_of(self, job: str) -> CoGroup:
@@ -93,11 +95,11 @@ class ClusterState:
         return group.cost(self.rollout.price, self.train.price)
 
     def report(self, job: str, done: float, now: float) -> None:
-        """Iterations really finished (the daemon says so after every iteration)."""
+        """Set the number of iterations really finished; the daemon calls this after every iteration."""
         self.jobs[job].report(done, now)
 
     def sketch(self, groups: Iterable[int], jobs: Iterable[str]) -> ClusterState:
-        """A copy that may be changed in the named groups and jobs; the rest is shared and must only be read."""
+        """Make a copy in which the named groups and jobs may be changed. The rest is shared and may only be read."""
         state = ClusterState(
             self.rollout.copy(),
             self.train.copy(),

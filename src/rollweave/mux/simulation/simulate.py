@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rollweave.errors import ConfigError
 from rollweave.mux.baselines.bound import lower_bound
 from rollweave.mux.baselines.setups import setup
+from rollweave.mux.model.policy import MuxPolicy
 from rollweave.mux.simulation.jobs import JobMix, draw_jobs
 from rollweave.mux.simulation.phases import PhaseReplay
 from rollweave.mux.simulation.replay import Failure, Replay, ReplayResult
@@ -25,17 +27,37 @@ class TraceScenario:
     """Share of jobs that are killed once, somewhere in their life, and submitted again an hour later."""
     limit: float = math.inf
     """Nodes per pool."""
-    host_gb: float = 2048.0
-    """Host memory of a node; it only limits jobs whose workload says `memory`."""
+    host_gb: float = math.inf
+    """Host memory of a node; infinite: enough for every job."""
     phases: bool = False
     """Every phase by itself instead of mean rates: slower, and the truth about what a change of a group does."""
+
+    def __post_init__(self) -> None:
+        if not self.host_gb > 0:
+            raise ConfigError(f"host_gb={self.host_gb}: the host memory of a node must be above 0 GB")
+
+
+def make_scenario(
+    trace: Sequence[TraceJob],
+    jobs: str = "mixed",
+    sizes: str = "one",
+    host_gb: float = 0.0,
+    failures: float = 0.0,
+    phases: bool = False,
+) -> TraceScenario:
+    """The scenario that the options of `rollweave mux simulate` describe; `host_gb` 0 means: enough for every job."""
+    workload = JobMix(jobs.lower(), sizes, memory=host_gb > 0)
+    return TraceScenario(trace, workload, failures, host_gb=host_gb or math.inf, phases=phases)
 
 
 def no_time() -> float:
     return 0.0
 
 
-def simulate(scenario: TraceScenario, policy: str, seed: int, stopwatch: Callable[[], float] = no_time) -> ReplayResult:
+def simulate(
+    scenario: TraceScenario, policy: str | MuxPolicy, seed: int, stopwatch: Callable[[], float] = no_time
+) -> ReplayResult:
+    """Replay under a policy: one that has a name, or one with switches of your own choice."""
     chosen = setup(policy, seed)
     for pool in (chosen.state.rollout, chosen.state.train):
         pool.limit, pool.host_gb = scenario.limit, scenario.host_gb

@@ -1,1 +1,1 @@
-"""The report of a run: one HTML file with everything in it."""
+"""Makes the report of a run: one self-contained HTML file."""

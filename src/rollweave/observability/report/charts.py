@@ -1,4 +1,4 @@
-"""The charts of a run, each a titled figure, and its learning curve as an SVG file of its own."""
+"""Makes the charts of the report, each as a figure with a title, and the learning curve as an SVG file of its own."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PHASES = {
     "train": "training",
     "sync_exposed": "weight sync",
     "eval": "evaluation",
-    "turn": "waiting for a turn",
+    "permit": "waiting for a permit",
 }
-"""What the trainer's loop does one after the other; recomputation overlaps it and is left out."""
+"""The phases of the run's loop, which follow one another. Recomputation overlaps them and is left out."""
 
 
 def learning_curve(run: RunRecord, width: int = 1140, height: int = 300) -> str:
@@ -64,7 +64,7 @@ def time_per_phase(run: RunRecord) -> str:
 
 
 def _with_shares(layers: Sequence[Series]) -> list[Series]:
-    """The same layers, for a legend that says how much each is of the whole."""
+    """The same layers, with each one's share of the whole in its name, for the legend."""
     sums = [sum(y for _, y in layer.points) for layer in layers]
     total = sum(sums) or 1.0
     return [
@@ -78,13 +78,13 @@ def _rest(totals: Sequence[Point], layers: Sequence[Series]) -> list[Point]:
 
 
 def _dense(layer: Series, steps: Sequence[Point]) -> Series:
-    """Every step, zero where nothing was written: layers of a stack must line up."""
+    """Give the layer a value for every step, 0 where it has none, so that the layers of a stack align."""
     known = dict(layer.points)
     return replace(layer, points=[(x, known.get(x, 0.0)) for x, _ in steps])
 
 
 def idle_shares(run: RunRecord) -> str:
-    pools = [pool for pool in run.last("idle/") if pool != "get_batch"]  # a phase: it stands in the chart beside
+    pools = [pool for pool in run.last("idle/") if pool != "get_batch"]  # a phase: it has its own chart
     series = [Series(pool, run.points(f"idle/{pool}"), f"s{i}") for i, pool in enumerate(pools, 1)]
     chart = line_chart(series, y_range=(0.0, 1.0), fmt=percent)
     return figure("Idle share", "the part of each step in which a pool had nothing to do", chart, series)
@@ -96,7 +96,7 @@ def staleness(run: RunRecord) -> str:
         Series("max", run.points("staleness/max"), "s3", peak=True),
     ]
     alpha = run.setting("pipeline", "alpha")
-    # With 1.5, half of a batch may be 2 versions old.
+    # The bound is rounded up: with alpha 1.5, half of a batch may be 2 versions old.
     rule = (float(ceil(alpha)), f"bound α = {alpha:g}") if isinstance(alpha, int | float) else None
     chart = line_chart(series, y_range=(0.0, 1.0), rule=rule)
     return figure("Staleness", "policy versions between a trajectory's oldest token and its train step", chart, series)
@@ -111,25 +111,25 @@ def throughput(run: RunRecord) -> str:
 
 
 def queue(run: RunRecord) -> str:
-    """The buffer between rollout and trainer: what the trainer sees, what a sample sees, who is held up."""
+    """Three charts of the buffer between rollout and trainer: its length, the waits in it, and what was delayed."""
     seen = [Series("groups", run.points("queue/length_seen"), "s1")]
     waits = [
         Series("mean", run.points("queue/wait_seconds"), "s1"),
         Series("longest", run.points("queue/wait_seconds_max"), "s3", peak=True),
     ]
-    held_up = [
+    delayed = [
         Series("trainer, by missing data", run.points("queue/trainer_blocked_seconds"), "s2"),
         Series("rollout, by the bound", run.points("queue/backpressure_seconds"), "s5"),
     ]
     return (
         _small("Queue length", "complete groups when the trainer asked", seen)
         + _small("Time in the queue", "from complete to consumed", waits, duration)
-        + _small("Held up", "seconds of each step", held_up, duration)
+        + _small("Delayed", "seconds of each step", delayed, duration)
     )
 
 
 def fate(run: RunRecord) -> str:
-    """What became of what was sampled, and whether it is still what was started."""
+    """Three charts of the sampled data: what was wasted, how old the batches were, and the duration bias."""
     causes = [cause for cause in run.last("tokens/wasted/") if any(y for _, y in run.points(f"tokens/wasted/{cause}"))]
     wasted = _stack(run, "tokens/wasted/", causes)
     ages = sorted(run.last("staleness/share/"), key=int)
@@ -151,7 +151,7 @@ def _stack(run: RunRecord, prefix: str, names: Sequence[str]) -> list[Series]:
 
 
 def off_policy(run: RunRecord) -> str:
-    """Three small ones: their scales have nothing in common."""
+    """Three separate charts, because their scales have nothing in common."""
     ess = [Series("effective sample size", run.points("offpolicy/ess"), "s4")]
     clipped = [Series("clip fraction", run.points("offpolicy/clip_fraction"), "s4")]
     gap = [Series("log-prob gap", run.points("mismatch/logprob_gap"), "s4")]
@@ -189,12 +189,12 @@ def figure(title: str, hint: str, chart: str, series: Sequence[Series], wide: bo
 
 
 def curve_svg(run: Path, output: Path | None = None, width: int = 760, height: int = 320) -> str:
-    """The learning curve of a run as a standalone SVG (for a README); also written to `output` if given."""
+    """Draw the learning curve of a run as a standalone SVG (for a README), and write it to `output` if given."""
     loaded = load_run(run)
     series = _curve_series(loaded)
     chart = line_chart(series, width, height, (0.0, None), rule=_target(loaded))
     if not chart:
-        raise RunFolderError(f"{run} has no learning curve yet: it holds neither a train step nor an evaluation")
+        raise RunFolderError(f"{run} has no learning curve yet: it has neither a train step nor an evaluation")
     start, end = chart.index(">") + 1, chart.rindex("</svg>")
     size = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     svg = f'<svg {size} class="chart">{_backdrop()}{chart[start:end]}{_labels(series, width, height)}</svg>\n'
@@ -204,12 +204,12 @@ def curve_svg(run: Path, output: Path | None = None, width: int = 760, height: i
 
 
 def _backdrop() -> str:
-    """What otherwise comes from the page."""
+    """The style and background that a chart otherwise gets from the page."""
     return f'<style>{VARIABLES}{CHART_CSS}</style><rect width="100%" height="100%" fill="var(--surface)"/>'
 
 
 def _labels(series: Sequence[Series], width: int, height: int) -> str:
-    """Names of axes and lines, bottom right: a curve that climbs is not there."""
+    """The names of axes and lines, at the bottom right, where a rising curve leaves room."""
     right = width - 20
     parts = [
         '<text class="tick" x="6" y="11">reward</text>',

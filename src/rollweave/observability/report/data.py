@@ -1,4 +1,4 @@
-"""What the report knows about a run: everything its folder holds, however the run ended."""
+"""Reads a run folder for the report, whether the run has ended, crashed or is still going."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ RecordedRow = Mapping[str, Any]
 
 @dataclass(slots=True)
 class RunRecord:
+    """Everything that a run folder says about its run."""
+
     folder: Path
     name: str
     config: str
     """The text of config.yaml."""
     settings: Mapping[str, Any]
-    """The same, parsed; empty if it cannot be."""
+    """The parsed content of config.yaml; empty if it cannot be parsed."""
     rows: Sequence[RecordedRow]
     steps: Sequence[RecordedRow]
-    """The rows that trained."""
+    """The rows of train steps."""
     transcripts: Sequence[RecordedRow]
     events: Sequence[RecordedRow]
     summary: Summary
@@ -36,11 +38,11 @@ class RunRecord:
     notes: list[str] = field(default_factory=list)
 
     def points(self, key: str) -> list[tuple[float, float]]:
-        """(step, value) wherever a number was written."""
+        """(step, value) for each step with a number for this key."""
         return [(float(row["step"]), float(x)) for row in self.steps if isinstance(x := row.get(key), int | float)]
 
     def evaluations(self) -> list[tuple[float, float]]:
-        """(version, held-out reward)."""
+        """(version, held-out reward) of each evaluation."""
         found = {
             row.get("eval/version", row["step"]): x for row in self.rows if (x := row.get("eval/reward")) is not None
         }
@@ -57,7 +59,7 @@ class RunRecord:
 
 
 def load_run(folder: Path) -> RunRecord:
-    """Read a run folder; refuses what is none."""
+    """Read a run folder. Any other folder is refused."""
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is not a folder: name the run folder that `rollweave train` printed")
     if not (folder / "metrics.jsonl").is_file() and not (folder / "config.yaml").is_file():
@@ -89,7 +91,7 @@ def load_run(folder: Path) -> RunRecord:
 
 
 def _warnings(rows: Sequence[RecordedRow]) -> list[str]:
-    """What a reader must know before believing the curves."""
+    """Warnings about steps whose curves may mislead."""
     uncorrected = [row["step"] for row in rows if row.get("offpolicy/uncorrected")]
     skipped = sum(row.get("grad/skipped") or 0 for row in rows)
     warnings = []
@@ -117,7 +119,7 @@ def _settings(text: str) -> Mapping[str, Any]:
 
 
 def _summary(folder: Path) -> Summary | None:
-    """summary.json if the run got that far. One of another release is passed over: the metrics say it all again."""
+    """Read summary.json if there is one. A summary of another release is ignored: it can be made from the metrics."""
     try:
         return Summary(**json.loads((folder / "summary.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

@@ -1,6 +1,6 @@
-"""`rollweave report`: a run as one self-contained HTML page that opens anywhere, without a network.
+"""`rollweave report`: writes one self-contained HTML page about a run, which opens without a network.
 
-report_data reads the folder, report_svg draws, report_charts and report_sections say what is on the page.
+`data` reads the run folder, `svg` draws, `charts` and `sections` make the parts of the page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["curve_svg", "page", "write_report"]
 
 
 def write_report(run: Path, output: Path) -> Path:
-    """Write the page of a run folder (finished or not); returns where it is."""
+    """Write the page of a run folder (the run may still be going), and return its path."""
     html = page(load_run(run))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

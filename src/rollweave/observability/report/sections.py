@@ -1,9 +1,7 @@
-"""The parts of the report that are words and tables: tiles, ledger, waits, transcripts, configuration.
+"""Makes the parts of the report that are text and tables: tiles, ledger, waits, transcripts, configuration, prediction.
 
-Predicted against measured, in a run's report: what a simulation on a profiled machine said before, or says of it.
-
-The prediction is a small file in the run folder, under the names of the metrics: `rollweave report RUN --profile FILE`
-writes it.
+The prediction compares the run with a simulation on a profiled machine. It is a small file in the run folder, with the
+names of the metrics as keys; `rollweave report RUN --profile FILE` writes it.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ def heading(run: RunRecord) -> str:
         "completed": ("all steps done", "good"),
         "interrupted": ("interrupted", "warn"),
         "failed": ("failed", "bad"),
-        "unfinished": ("no summary yet: running, or stopped hard", "warn"),
+        "unfinished": ("no summary yet: running, or killed", "warn"),
     }[reason]
     facts = [
         run.setting("environment", "type"),
@@ -98,11 +96,11 @@ def _mean(run: RunRecord, key: str) -> float | None:
 def ledger(run: RunRecord) -> str:
     summary = run.summary
     tables = [
-        _counts("Tasks", "where every group ended", summary.tasks),
-        _counts("Attempts", "where every episode ended", summary.attempts),
+        _counts("Tasks", "how every task ended", summary.tasks),
+        _counts("Attempts", "how every attempt ended", summary.attempts),
     ]
     spent = {"trained": run.summary.tokens_trained, **run.summary.tokens_wasted}
-    tables.append(_counts("Tokens", "what became of the sampled tokens", spent))
+    tables.append(_counts("Tokens", "how the sampled tokens ended", spent))
     return f'<h2>Ledger</h2><div class="tables">{"".join(tables)}</div>'
 
 
@@ -127,7 +125,7 @@ def _bar(count: int, total: int) -> str:
 
 
 def waits(run: RunRecord) -> str:
-    """Waits that took longer than they should: nothing waits silently."""
+    """The waits that took longer than expected."""
     slow = [event for event in run.events if event.get("name") == "wait.slow"]
     if not slow:
         return ""
@@ -149,10 +147,10 @@ def _inputs(data: Any) -> str:
 
 
 def chosen(transcripts: Sequence[RecordedRow]) -> list[tuple[str, RecordedRow]]:
-    """The first, best, worst and last episode; one that is several of them is shown once, under both names."""
+    """The first, best, worst and last episode. An episode that is several of these is shown once, with all names."""
     if not transcripts:
         return []
-    late = list(reversed(transcripts))  # of equal ones the latest: the policy as it is now
+    late = list(reversed(transcripts))  # of equal episodes the latest is chosen: it shows the policy of today
     picks = {
         "first": transcripts[0],
         "best": max(late, key=_reward),
@@ -213,7 +211,7 @@ def _turn(index: int, turn: Mapping[str, Any]) -> str:
 
 
 def _versions(spans: Iterable[Sequence[int]]) -> str:
-    """version 3, or: version 2 (5 tokens) then 3 (9 tokens)."""
+    """Write the versions of an answer: `version 3, 14 tokens`, or `version 2 (5 tokens) then 3 (9 tokens)`."""
     spans = list(spans)
     if len(spans) == 1:
         return f"version {spans[0][0]}, {spans[0][1]} tokens"
@@ -233,7 +231,7 @@ def configuration(run: RunRecord) -> str:
 FILE = "prediction.json"
 
 SKIPPED_STEPS = 3
-"""The first steps fill the pipeline; a prediction is of the others."""
+"""The first steps fill the pipeline, so a prediction is compared with the steps after them."""
 
 LABELS = {
     "time/step": "a step",
@@ -252,7 +250,7 @@ def write_prediction(run: Path, prediction: Mapping[str, float]) -> None:
 
 
 def prediction(run: RunRecord) -> str:
-    """The section; nothing if nobody predicted this run, or it is too short to compare."""
+    """The section; empty if there is no prediction for this run, or the run is too short to compare."""
     predicted = _read(run.folder)
     rows = "".join(_row(run, key, predicted[key]) for key in LABELS if key in predicted)
     if not rows or len(run.steps) <= SKIPPED_STEPS:

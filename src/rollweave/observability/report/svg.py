@@ -1,7 +1,7 @@
-"""Small charts as inline SVG: lines and stacked bars over train steps, with what the page's script needs to
-show the values under the pointer. Colours are CSS variables, so the charts follow the page's light and dark.
+"""Draws small charts as inline SVG (lines and stacked bars over train steps), and holds the page's style and script.
 
-The report's style and its one small script, inlined so that the page is a single file that works offline.
+Each chart carries the data that the script needs to show the values under the pointer. Colours are CSS variables, so
+charts follow the light and dark mode of the page. Style and script are part of the page, so that it works offline.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Format = Callable[[float], str]
 
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 18, 26
 MOST_POINTS = 400
-"""More than this cannot be told apart at the width of a page; neighbours are put together."""
+"""More points cannot be distinguished at the width of a page, so neighbours are combined."""
 MOST_BARS = 120
 MOST_DOTS = 60
 
@@ -34,9 +34,9 @@ class Series:
     """A CSS variable of the page: s1 .. s7, s0 for grey."""
     dots: bool = False
     faint: bool = False
-    """Drawn thin and pale, and left out of the legend: raw data behind a smoothed line."""
+    """Whether it is drawn thin and pale and left out of the legend, as raw data behind a smoothed line."""
     peak: bool = False
-    """Where neighbours are put together their maximum counts, not their mean: a bound is kept or not."""
+    """Whether combined neighbours show their maximum, not their mean; for values that must stay below a bound."""
 
     def thinned(self, most: int) -> Series:
         return replace(self, points=thin(self.points, most, max if self.peak else fmean))
@@ -44,7 +44,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where a chart draws and which values its edges stand for."""
+    """The area of a chart and the values at its edges."""
 
     width: int
     height: int
@@ -69,7 +69,7 @@ def line_chart(
     fmt: Format = number,
     rule: tuple[float, str] | None = None,
 ) -> str:
-    """Lines over steps, and a dashed rule with a name; empty text if there is nothing to draw."""
+    """Draw lines over steps, and a dashed rule with a name; the result is empty if there is nothing to draw."""
     series = [one.thinned(MOST_POINTS) for one in series if one.points]
     if not series:
         return ""
@@ -78,14 +78,14 @@ def line_chart(
     if rule is not None:
         y = frame.py(rule[0])
         parts.append(f'<line class="rule" x1="{LEFT}" x2="{width - RIGHT}" y1="{y}" y2="{y}"/>')
-        # On the left, where a curve that is to climb has not arrived yet.
+        # On the left, where a rising curve is still far below.
         parts.append(f'<text class="tick" x="{LEFT + 4}" y="{y - 5}">{escape(rule[1])}</text>')
     parts += [_line(frame, one) for one in series]
     return _svg(frame, parts, [s for s in series if not s.faint], fmt)
 
 
 def stacked_bars(layers: Sequence[Series], width: int = 560, height: int = 200, fmt: Format = number) -> str:
-    """One bar per step, its layers on top of each other. All layers share their steps."""
+    """Draw one bar per step, with its layers on top of each other. All layers have the same steps."""
     layers = [layer.thinned(MOST_BARS) for layer in layers if layer.points]
     if not layers:
         return ""
@@ -109,7 +109,7 @@ def stacked_bars(layers: Sequence[Series], width: int = 560, height: int = 200, 
 
 
 def thin(points: Sequence[Point], most: int, together: Callable[[Sequence[float]], float] = fmean) -> list[Point]:
-    """At most that many points: runs of neighbours become one."""
+    """Reduce the points to at most `most`, by combining neighbours."""
     size = math.ceil(len(points) / most)
     if size <= 1:
         return list(points)
@@ -118,14 +118,14 @@ def thin(points: Sequence[Point], most: int, together: Callable[[Sequence[float]
 
 
 def smooth(points: Sequence[Point]) -> list[Point]:
-    """Mean over a window around each point: a trailing average would show learning later than it happened."""
+    """The mean over a window around each point, because a trailing mean would show learning too late."""
     reach = math.ceil(len(points) / 40) if len(points) > 8 else 0
     windows = (points[max(0, i - reach) : i + reach + 1] for i in range(len(points)))
     return [(x, fmean(y for _, y in near)) for (x, _), near in zip(points, windows, strict=True)]
 
 
 def legend(series: Sequence[Series]) -> str:
-    """The names of the lines, for above a chart."""
+    """The names of the lines, to be shown above a chart."""
     keys = [s for s in series if s.points and not s.faint]
     items = (f'<span><i style="background:var(--{s.colour})"></i>{escape(s.name)}</span>' for s in keys)
     return f'<div class="legend">{"".join(items)}</div>'
@@ -138,7 +138,7 @@ def _frame(
     ys = [y for s in series for _, y in s.points] + more
     low = min(ys) if y_range[0] is None else min(y_range[0], *ys)
     high = max(ys) if y_range[1] is None else max(y_range[1], *ys)
-    if high - low < 1e-12:  # a constant: give it room, and keep zero in sight if it is near
+    if high - low < 1e-12:  # a constant value: leave room around it, and show 0 if it is near
         low, high = low - (abs(low) * 0.5 or 0.5), high + (abs(high) * 0.5 or 0.5)
         low = max(low, 0.0) if min(ys) >= 0 else low
     ticks = nice_ticks(low, high)
@@ -146,7 +146,7 @@ def _frame(
 
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers that enclose [low, high]."""
+    """Choose round numbers that enclose [low, high]."""
     span = (high - low) or 1.0
     power = 10.0 ** math.floor(math.log10(span / count))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power * count >= span * 0.999)
@@ -172,7 +172,7 @@ def _axes(frame: Frame, fmt: Format) -> str:
 
 
 def _short(label: str) -> str:
-    """0.750 as 0.75 and 2.0 s as 2 s: trailing zeros only help where numbers stand below each other."""
+    """Write 0.750 as 0.75 and 2.0 s as 2 s, because trailing zeros only help in columns of numbers."""
     return re.sub(r"\.0+(?!\d)", "", re.sub(r"(\.\d*?[1-9])0+(?!\d)", r"\1", label))
 
 

@@ -68,7 +68,7 @@ class MeasuredEngine(EngineCosts):
 
     def __init__(self, like: EngineCosts, times: EngineTimes, slower: float = 1.0) -> None:
         super().__init__(like.model, like.device, like.constants, like.tensor_parallel)
-        self.max_batch, self.kv_tokens = like.max_batch, like.kv_tokens
+        self.slots, self.kv_tokens = like.slots, like.kv_tokens
         self.per_cached_token = times.cached_token * slower
         self.wake = times.wake * slower
         self._times = times

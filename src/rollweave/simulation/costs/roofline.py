@@ -38,8 +38,8 @@ class EngineCosts:
         )
         self.wake = 0.0
         """Seconds that the first step after a pause takes longer."""
-        self.max_batch = constants.max_batch
-        self.prefill_chunk = constants.prefill_chunk
+        self.slots = constants.slots
+        self.prefill_tokens = constants.prefill_tokens
         self.kv_tokens = self._kv_tokens()
         self._fixed: dict[int, float] = {}
         self._dense = 0.0 if model.experts else model.weight_bytes / self.bandwidth
@@ -48,7 +48,7 @@ class EngineCosts:
     @classmethod
     def of_pool(cls, model: ModelSpec, cluster: ClusterConfig, pool: Pool, constants: Constants) -> EngineCosts:
         costs = cls(model, cluster.device(pool), constants, pool.tensor_parallel)
-        costs.max_batch = pool.max_batch or costs.max_batch
+        costs.slots = pool.slots or costs.slots
         costs.kv_tokens = pool.kv_tokens or costs.kv_tokens
         if costs.kv_tokens <= 0:
             raise ConfigError(
@@ -85,7 +85,7 @@ class EngineCosts:
         return steps * alone + self.model.attention_flops_per_pair * pairs / self.flops
 
     def prefill_steps(self, tokens: int) -> int:
-        return 1 if tokens <= self.prefill_chunk else ceil(tokens / self.prefill_chunk)
+        return 1 if tokens <= self.prefill_tokens else ceil(tokens / self.prefill_tokens)
 
     def handover(self, tokens: int) -> float:
         """Seconds for the KV cache of so many tokens to travel from a prefill worker to a decode worker."""

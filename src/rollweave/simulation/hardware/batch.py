@@ -22,7 +22,7 @@ from collections import deque
 from math import ceil, floor, sqrt
 from typing import NamedTuple
 
-from rollweave.config.job import InFlight
+from rollweave.config.control import InFlight
 from rollweave.engines.protocol import EngineStats, Sampling
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.hardware.answer import GpuAnswer, Versions
@@ -204,7 +204,7 @@ class ContinuousBatch:
     def _let_in(self) -> None:
         costs, stretch, running = self.costs, self._stretch, self.running
         new, new_pairs, joining = 0, 0.0, []
-        while self.waiting and len(running) < costs.max_batch:
+        while self.waiting and len(running) < costs.slots:
             turn = self.waiting[0]
             # Room must be left to grow, or whoever is let in would be preempted at once, again and again.
             growth = max(len(running) + 1, self._watermark)
@@ -246,7 +246,7 @@ class ContinuousBatch:
         stretch.tokens_more += new
         stretch.pairs_more += new_pairs
         tokens = ceil(stretch.tokens_more)
-        steps = 1 if tokens <= costs.prefill_chunk else costs.prefill_steps(tokens)
+        steps = 1 if tokens <= costs.prefill_tokens else costs.prefill_steps(tokens)
         if stretch.steps_more < steps:
             stretch.steps_more = steps
         if costs.wake and batch == len(turns):  # nobody ran

@@ -23,14 +23,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rollweave.clock import Clock
-from rollweave.config.job import InFlight
+from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.observability.events import Emitter
 from rollweave.seeds import generator
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.hardware.answer import GpuAnswer
 from rollweave.simulation.hardware.batch import ContinuousBatch, IdleCaches
-from rollweave.simulation.world.engine import SyncModel, simulated_fingerprint
+from rollweave.simulation.world.engine import SyncModel, refuse_unprepared, simulated_fingerprint
 from rollweave.trajectory import TokenIds
 from rollweave.weights.buckets import Fingerprint
 
@@ -94,6 +94,8 @@ class GpuEngine:
         self._standing = False
         """Suspended or dead."""
         self._suspensions = 0
+        self._staged: int | None = None
+        """Prepared, not yet committed."""
         self._alive = asyncio.Event()
         self._alive.set()
 
@@ -137,12 +139,15 @@ class GpuEngine:
         await self._alive.wait()
         await self._clock.sleep(self._sync.prepare(generator(self._number, "prepare", version)))
         await self._alive.wait()  # a successor stages it again, in no time
+        self._staged = version
         return simulated_fingerprint(version)
 
     async def commit(self, version: int) -> None:
+        refuse_unprepared(version, self._staged)
         await self._alive.wait()
         await self._clock.sleep(self._sync.commit(generator(self._number, "commit", version)))
         await self._alive.wait()
+        self._staged = None
         self._batch.versions.change(self._batch.step, version)
         if self._in_flight == "restart_turn":
             self._batch.restart_all()
@@ -175,9 +180,6 @@ class GpuEngine:
             version=version,
             checksum=simulated_fingerprint(version).checksum,
         )
-
-    async def close(self) -> None:
-        pass
 
     # ------------------------------------------------------------------------------------------ death and revival
 

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollweave.clock import Clock
-from rollweave.config.cluster import GENERATES, Pool
-from rollweave.config.job import Job
+from rollweave.config.cluster import GENERATES
+from rollweave.config.control import ControlConfig
 from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
 from rollweave.fleet.colocated import TakingTurns
+from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.proxy import LLMProxy, affinity
 from rollweave.observability.events import Emitter
-from rollweave.rollout.manager import Stage, TurnBarrier
+from rollweave.rollout.manager import Stage
 from rollweave.seeds import generator
 from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_model
 from rollweave.simulation.costs.roofline import EngineCosts
@@ -57,15 +58,10 @@ class GpuTrainer:
     async def load(self, folder: Path) -> None:
         pass
 
-    async def close(self) -> None:
-        pass
-
 
 @dataclass(slots=True)
 class Machines:
     engines: list[GpuEngine]
-    pools: list[Pool]
-    """Of each engine."""
     trainer: Trainer
     core: GpuTrainer
     """The trainer itself, whatever it is wrapped in."""
@@ -75,55 +71,59 @@ class Machines:
 
 
 def build(
-    scenario: Scenario, job: Job, clock: Clock, judge: Judge | None = None, recorder: Emitter | None = None
+    scenario: Scenario,
+    control: ControlConfig,
+    fleet: Fleet,
+    clock: Clock,
+    judge: Judge | None = None,
+    recorder: Emitter | None = None,
 ) -> Machines:
-    """`recorder` hears of every turn; a `judge` may belong to several jobs."""
+    """Its engines join the fleet. `recorder` hears of every turn; a `judge` may belong to several jobs."""
     sync = weight_model(scenario)
     prefill = _prefill(scenario, clock)
     scripts = Scripts()
-    engines, pools = _engines(scenario, job, sync, clock, recorder, prefill, scripts)
+    engines = _engines(scenario, control, fleet, sync, clock, recorder, prefill, scripts)
     core = GpuTrainer(clock, training_costs(scenario), sync.publish)
     shared = bool(scenario.cluster.of_role("colocated"))
-    trainer: Trainer = TakingTurns(core, engines) if shared else core
-    return Machines(engines, pools, trainer, core, judge or make_judge(scenario, clock), scripts, prefill)
+    trainer: Trainer = TakingTurns(core, fleet) if shared else core
+    return Machines(engines, trainer, core, judge or make_judge(scenario, clock), scripts, prefill)
 
 
 def _engines(
     scenario: Scenario,
-    job: Job,
+    control: ControlConfig,
+    fleet: Fleet,
     sync: SyncModel,
     clock: Clock,
     recorder: Emitter | None,
     prefill: PrefillPool | None,
     scripts: Scripts,
-) -> tuple[list[GpuEngine], list[Pool]]:
+) -> list[GpuEngine]:
     engines: list[GpuEngine] = []
-    pools: list[Pool] = []
     for pool in scenario.cluster.pools:
         if pool.role not in GENERATES or pool.role == "prefill":
             continue
         costs = engine_costs(scenario, pool)
-        if costs.kv_tokens < job.rollout.max_context:
+        if costs.kv_tokens < control.rollout.max_context:
             raise ConfigError(
                 f"pool {pool.name}: the KV cache of an engine holds {costs.kv_tokens} tokens, but an episode may have "
-                f"{job.rollout.max_context} (rollout.max_context): raise tensor_parallel or lower max_context"
+                f"{control.rollout.max_context} (rollout.max_context): raise tensor_parallel or lower max_context"
             )
-        for _ in range(pool.workers):
-            engines.append(
-                GpuEngine(
-                    clock,
-                    costs,
-                    scripts.answer,
-                    in_flight=job.in_flight,
-                    sync=sync,
-                    number=len(engines),
-                    prefix_cache=scenario.prefix_cache,
-                    recorder=recorder,
-                    prefill=prefill if pool.role == "decode" else None,
-                )
+        for number in range(pool.workers):
+            engine = GpuEngine(
+                clock,
+                costs,
+                scripts.answer,
+                in_flight=control.in_flight,
+                sync=sync,
+                number=len(engines),
+                prefix_cache=scenario.prefix_cache,
+                recorder=recorder,
+                prefill=prefill if pool.role == "decode" else None,
             )
-            pools.append(pool)
-    return engines, pools
+            engines.append(engine)
+            fleet.join(EngineEntry(f"{pool.name}-{number}/1", engine, pool.name, pool.device, pool.tasks))
+    return engines
 
 
 def _prefill(scenario: Scenario, clock: Clock) -> PrefillPool | None:
@@ -151,16 +151,10 @@ def make_judge(scenario: Scenario, clock: Clock) -> Judge | None:
     return Judge(model, clock, scenario.seed)
 
 
-def stage(scenario: Scenario, job: Job, machines: Machines, workload: Workload, clock: Clock) -> Stage:
-    return Stage(
-        clock=clock,
-        proxy=LLMProxy(machines.engines, affinity([pool.tasks for pool in machines.pools])),
-        environment=environments(scenario, workload, clock, machines.scripts),
-        dialogue=ScriptedDialogue(machines.scripts),
-        scorer=WorkloadRewards(workload, machines.judge, clock),
-        deadlines=job.rollout.deadlines,
-        max_turns=job.rollout.max_turns,
-        max_context=job.rollout.max_context,
-        barrier=TurnBarrier() if job.pipeline.type == "sync" else None,
-        prompt_replication=job.rollout.prompt_replication,
-    )
+def stage(
+    scenario: Scenario, control: ControlConfig, fleet: Fleet, machines: Machines, workload: Workload, clock: Clock
+) -> Stage:
+    proxy = LLMProxy(machines.engines, affinity([entry.tasks for entry in fleet.serving()]))
+    scripts, scorer = machines.scripts, WorkloadRewards(workload, machines.judge, clock)
+    make = environments(scenario, workload, clock, scripts)
+    return Stage.of(control, clock, proxy, make, ScriptedDialogue(scripts), scorer)

@@ -75,7 +75,7 @@ class Candidate:
             {
                 "name": plan.name,
                 "seed": plan.seed,
-                "steps": steps,
+                "training": {"steps": steps},
                 "warmup": warmup,
                 "model": plan.model,
                 "models": plan.models,
@@ -106,9 +106,11 @@ def candidates(plan: PlanConfig) -> list[Candidate]:
     splits = sorted({*_splits(plan, sizes)})
     if not splits:
         raise ConfigError(_too_little(plan, sizes))
+    if plan.objective == "speed":
+        splits = _with_most_training(splits)
     return [
         Candidate(device, count, rollout, alpha, redundancy)
-        for (device, count, rollout), alpha, redundancy in product(splits, plan.alphas, plan.redundancies)
+        for (device, count, rollout), alpha, redundancy in product(splits, plan.alpha, plan.redundant_groups)
     ]
 
 
@@ -121,6 +123,14 @@ def _splits(plan: PlanConfig, sizes: dict[str, list[int]]) -> Iterator[Split]:
             if count >= least_training(plan, offer.device):
                 for rollout in _rollouts(plan, sizes, offer.device, count):
                     yield offer.device, count, rollout
+
+
+def _with_most_training(splits: Iterable[Split]) -> list[Split]:
+    """Engines take whole multiples of their size, which may leave devices over: those train."""
+    most: dict[tuple[str, tuple[Engines, ...]], int] = {}
+    for device, count, rollout in splits:
+        most[device, rollout] = max(count, most.get((device, rollout), 0))
+    return [(device, count, rollout) for (device, rollout), count in most.items()]
 
 
 def _rollouts(plan: PlanConfig, sizes: dict[str, list[int]], train: str, taken: int) -> Iterator[tuple[Engines, ...]]:

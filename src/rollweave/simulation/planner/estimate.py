@@ -1,12 +1,17 @@
 """A quick guess of a candidate's step, from a sample of the workload's episodes and the hardware's cost models.
 
 No event is simulated: engines are taken in their steady state. With n trajectories in flight per engine, of which b
-generate while the others wait for their environments, an episode takes `gen(b)` seconds of generation, and
+generate while the others wait for their environments or for room in the batch, an engine ends `rate(n)` trajectories
+per second, and an episode takes n / rate(n) seconds. Caches that do not fit are computed again, turn after turn.
 
-    b = n * gen(b) / (gen(b) + environment)          trajectories per second = b / gen(b)
+The groups of a batch are admitted when the batch 1 + alpha steps before it is trained and its weights have arrived.
+So there are 1 + alpha chains, and a turn of each is
 
-A step takes as long as the slower of rollout and training when they overlap, and both when they do not. The longest
-episode bounds the rollout from below. Good enough to tell hundreds of candidates from the best few.
+    C = longest episode + training + weights                         step = C / (1 + alpha)
+
+A slot is in use for the share (mean episode) / C of the time, which gives n, on which the episodes depend: the two are
+solved together. A step is also no shorter than its training, and no shorter than one update of the weights. Good
+enough to tell hundreds of candidates from the best few.
 """
 
 from __future__ import annotations
@@ -23,11 +28,13 @@ from rollweave.simulation.costs.measured import MeasuredEngine, MeasuredTraining
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.costs.training import TrainingCosts, weight_path
 from rollweave.simulation.planner.candidates import Candidate, Engines
-from rollweave.simulation.workloads.episode import DrawnWorkload
-from rollweave.simulation.workloads.presets import resolve
+from rollweave.simulation.simulate import make_workload
 
 GROUPS, MEMBERS = 64, 4
 """Of the sample."""
+
+ROUNDS = 20
+"""Of a fixed point, each half of the way: far more than the guess is worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,9 @@ class Shape:
     context: float
     """Tokens computed as context, each once."""
     pairs: float
+    context_again: float
+    """Tokens computed as context if no cache survives from one turn to the next."""
+    pairs_again: float
     held: float
     """Tokens in its cache while it generates, on average."""
     waiting: float
@@ -49,11 +59,24 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Estimate:
     candidate: Candidate
-    step_seconds: float
     rollout_seconds: float
+    """The longest episode of a batch, under the load that it meets."""
     trainer_seconds: float
-    """Training, and what it waits for until the next step may begin."""
+    """Training, and handing the weights over."""
+    weights_seconds: float
+    """One update, after the handing over, until the engines have it."""
+    recompute_seconds: float
+    """What engines do once more after an update, per step."""
     dollars_per_hour: float
+
+    @property
+    def step_seconds(self) -> float:
+        chain = self.rollout_seconds + self.trainer_seconds + self.weights_seconds
+        if not self.candidate.alpha:
+            return chain
+        return max(
+            chain / (1 + self.candidate.alpha) + self.recompute_seconds, self.trainer_seconds, self.weights_seconds
+        )
 
     @property
     def dollars_per_step(self) -> float:
@@ -61,8 +84,7 @@ class Estimate:
 
     def corrected(self, factor: float) -> Estimate:
         """As if the rollout took this many times as long."""
-        rollout, trainer = self.rollout_seconds * factor, self.trainer_seconds
-        return replace(self, rollout_seconds=rollout, step_seconds=_step(self.candidate, rollout, trainer))
+        return replace(self, rollout_seconds=self.rollout_seconds * factor)
 
 
 class Estimator:
@@ -79,50 +101,66 @@ class Estimator:
         self._rates: dict[tuple[str, int, float], tuple[float, float]] = {}
 
     def __call__(self, candidate: Candidate) -> Estimate:
-        rollout = self._rollout_seconds(candidate)
         trainer = self._train_seconds(candidate.train_device, candidate.train_count) + self._path.snapshot
-        if not candidate.alpha:  # else weights travel beside the next step
-            trainer += self._path.push + self._path.pull
-        price = candidate.price(self._plan)
-        return Estimate(candidate, _step(candidate, rollout, trainer), rollout, trainer, price)
+        weights = self._path.push + self._path.pull
+        rollout, each = self._longest(candidate, trainer + weights)
+        recompute = self._recompute(candidate.rollout, each) if candidate.alpha else 0.0
+        return Estimate(candidate, rollout, trainer, weights, recompute, candidate.price(self._plan))
 
     @property
     def tokens_per_step(self) -> float:
         """Of a batch that is not chosen by who finished first."""
         return self.batch * self._mean.length
 
-    def _rollout_seconds(self, candidate: Candidate) -> float:
+    def _longest(self, candidate: Candidate, between: float) -> tuple[float, float]:
+        """The longest episode of a batch, and how many are in flight per engine; `between`: the rest of a chain."""
         engines = sum(each.count // each.tensor_parallel for each in candidate.rollout)
-        more = 1.0 + candidate.redundancy
-        in_flight = self._rollout.environments or self.batch * (1 + candidate.alpha)
-        each = in_flight * more / engines
-        rates, tails = [], []
-        for pool in candidate.rollout:
-            rate, seconds_per_token = self._rate(pool, each)
-            rates.append(rate * (pool.count // pool.tensor_parallel))
-            tails.append(self._tail(seconds_per_token, candidate.redundancy))
-        work = self.batch / sum(rates)
-        if candidate.alpha:
-            return max(work + self._recompute(candidate.rollout, each), max(tails) / (1 + candidate.alpha))
-        return max(work * more, max(tails))
+        most = self.batch * (1 + candidate.alpha)
+        slots = min(most, self._rollout.environments or most) / engines
+        redundancy = 0.0 if candidate.alpha else candidate.redundancy  # room is made by alpha: nothing races
+        each = slots
+        for _ in range(ROUNDS):
+            rate, token = self._mixed(candidate.rollout, each)
+            mean = each / rate
+            longest = max(self._tail(token, redundancy), mean)
+            busy = mean / (longest + between if candidate.alpha else longest)
+            each = (each + slots * busy) / 2
+        return longest, each
+
+    def _mixed(self, pools: Sequence[Engines], each: float) -> tuple[float, float]:
+        """Trajectories per second of an engine, and seconds per sampled token, averaged over all engines."""
+        counts = [pool.count // pool.tensor_parallel for pool in pools]
+        found = [self._rate(pool, each) for pool in pools]
+        rate = sum(count * rate for count, (rate, _) in zip(counts, found, strict=True)) / sum(counts)
+        return rate, max(token for _, token in found)
 
     def _rate(self, pool: Engines, in_flight: float) -> tuple[float, float]:
         """Trajectories per second of one engine with so many in flight, and its seconds per token then."""
-        key = pool.device, pool.tensor_parallel, in_flight
+        key = pool.device, pool.tensor_parallel, round(in_flight, 2)
         if key not in self._rates:
             self._rates[key] = self._steady(self.costs(pool), in_flight)
         return self._rates[key]
 
     def _steady(self, costs: EngineCosts, in_flight: float) -> tuple[float, float]:
         mean = self._mean
-        most = max(1.0, min(costs.max_batch, costs.kv_tokens / mean.held))
+        most = max(1.0, min(costs.slots, costs.kv_tokens / mean.held))
         batch = min(in_flight, most)
-        for _ in range(20):
+        for _ in range(ROUNDS):
+            lost = self._lost(costs, in_flight, batch)
+            context = mean.context + lost * (mean.context_again - mean.context)
+            pairs_computed = mean.pairs + lost * (mean.pairs_again - mean.pairs)
             token = costs.fixed(max(1, round(batch))) + costs.per_cached_token * batch * mean.held
-            prefill = costs.prefill(max(1, round(mean.context)), mean.pairs, max(1, round(batch)))
+            prefill = costs.prefill(max(1, round(context)), pairs_computed, max(1, round(batch)))
             generating = mean.answers * token + batch * prefill
             batch = (batch + min(most, in_flight * generating / (generating + mean.waiting))) / 2
-        return batch / generating, token
+        rate = batch / generating
+        return rate, max(generating, in_flight / rate - mean.waiting) / mean.answers
+
+    def _lost(self, costs: EngineCosts, in_flight: float, batch: float) -> float:
+        """The share of caches between two turns for which there is no room beside the batch."""
+        idle = (in_flight - batch) * self._mean.held
+        too_many = in_flight * self._mean.held - costs.kv_tokens
+        return min(1.0, max(0.0, too_many / idle)) if idle > 0 else 0.0
 
     def _tail(self, seconds_per_token: float, redundancy: float) -> float:
         """The slowest group that a step waits for, as slow as its slowest member; redundant ones may be slower."""
@@ -134,7 +172,11 @@ class Estimator:
     def _recompute(self, pools: Sequence[Engines], in_flight: float) -> float:
         """After an update every cache in use is computed again."""
         held = self._mean.held
-        return fmean(self.costs(pool).recompute(round(in_flight * held), in_flight * held * held / 2) for pool in pools)
+        fitting = [min(in_flight, self.costs(pool).kv_tokens / held) for pool in pools]
+        return fmean(
+            self.costs(pool).recompute(round(many * held), many * held * held / 2)
+            for pool, many in zip(pools, fitting, strict=True)
+        )
 
     def _train_seconds(self, device: str, count: int) -> float:
         key = device, count
@@ -171,12 +213,8 @@ class Estimator:
         return decode / (decode + prefill)
 
 
-def _step(candidate: Candidate, rollout: float, trainer: float) -> float:
-    return max(rollout, trainer) if candidate.alpha else rollout + trainer
-
-
 def _sample(plan: PlanConfig) -> tuple[list[Shape], float]:
-    workload = DrawnWorkload([resolve(task) for task in plan.workload.tasks], plan.seed)
+    workload = make_workload(plan.workload, plan.seed)
     shapes, turns = [], []
     for number in range(GROUPS):
         task = workload.source.task(number)
@@ -195,15 +233,17 @@ def _sample(plan: PlanConfig) -> tuple[list[Shape], float]:
 
 
 def _shape(observations: Sequence[int], answers: Sequence[int], waiting: float) -> Shape:
-    held = computed = 0.0
+    held = computed = again = computed_again = 0.0
     context = 0
     for observation, answer in zip(observations, answers, strict=True):
         context += observation
         computed += pairs(observation, context)
+        again += context
+        computed_again += pairs(context, context)
         held += answer * (context + answer / 2)
         context += answer
-    sampled = sum(answers)
-    return Shape(sampled, sum(observations), computed, held / sampled, waiting, context)
+    sampled = max(1, sum(answers))
+    return Shape(sampled, sum(observations), computed, again, computed_again, held / sampled, waiting, context)
 
 
 def _mean(shapes: Sequence[Shape]) -> Shape:

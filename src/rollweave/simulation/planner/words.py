@@ -8,6 +8,7 @@ from typing import Any
 from rollweave.config.document import dump
 from rollweave.config.planning import PlanConfig
 from rollweave.errors import ConfigError
+from rollweave.simulation.measure import steps_of_a_period
 from rollweave.simulation.planner.candidates import Candidate, Engines
 from rollweave.simulation.planner.search import Choice, Recommendation
 
@@ -17,8 +18,22 @@ BALANCED = 0.25
 ALMOST = 1.05
 """Times the time per token: hardly slower."""
 
+BOTTLENECKS = {
+    "training": "Training is the bottleneck",
+    "rollout": "Rollout is the bottleneck",
+}
+
+REMEDIES = {
+    "training": "More or faster devices that train would shorten the step.",
+    "rollout": "More or faster engines would shorten the step.",
+    "weights": "Only a faster way for the weights would shorten the step (constants.push_bandwidth, pull_bandwidth), "
+    "not more devices.",
+    "episodes": "The longest episodes take most of that time: faster engines, shorter episodes or quicker environments "
+    "would shorten the step.",
+}
+
 LABELS = ("", "train", "rollout", "mode", "redundant")
-NUMBERS = ("step s", "tokens/s", "$/h", "$/step", "idle train", "idle rollout")
+NUMBERS = ("step s", "tokens/s", "±", "$/h", "$/step", "idle train", "idle rollout")
 HEADINGS = (*LABELS, *NUMBERS)
 
 
@@ -44,6 +59,7 @@ def _row(place: int, choice: Choice) -> tuple[str, ...]:
         f"{candidate.redundancy:.0%}" if candidate.redundancy else "-",
         _figure(outcome.step_seconds),
         f"{outcome.tokens_per_second:,.0f}",
+        "brief" if choice.margin is None else f"{choice.margin:.1%}",
         f"{choice.dollars_per_hour:,.2f}",
         _figure(choice.dollars_per_step),
         f"{idle(choice, 'train'):.0%}",
@@ -62,7 +78,7 @@ def why(plan: PlanConfig, result: Recommendation) -> list[str]:
     found = [_bound(best), _decode(plan, result, best.candidate)]
     found += [
         _against(best, result, "train_count", "another split"),
-        _against(best, result, "alpha", "another alpha"),
+        _against(best, result, "alpha", "another staleness bound (alpha)"),
         _against(best, result, "redundancy", "other redundancy"),
         _against(best, result, "rollout", "other engines"),
     ]
@@ -77,15 +93,43 @@ def idle(choice: Choice, role: str) -> float:
 
 
 def _bound(best: Choice) -> str:
-    train, rollout = idle(best, "train"), idle(best, "rollout")
-    shares = f"the trainer stands idle {train:.0%} of the time, the engines {rollout:.0%}"
+    """What the step waits for: who is nearly always at work, or else the longest part of a chain."""
+    outcome = best.outcome
+    busy = {
+        "training": 1 - idle(best, "train"),
+        "rollout": 1 - idle(best, "rollout"),
+        "weights": min(1.0, outcome.update_seconds / outcome.step_seconds),
+    }
+    shares = (
+        f"the trainer stands idle {1 - busy['training']:.0%} of the time, the engines {1 - busy['rollout']:.0%}, and "
+        f"new weights take {outcome.update_seconds:,.0f} s of a step's {outcome.step_seconds:,.0f} s to reach them"
+    )
     if not best.candidate.alpha:
-        return f"Generation and training take turns (alpha 0), so each waits for the other: {shares}."
-    if train > BALANCED and train > rollout:
-        return f"Rollout is the bottleneck: {shares}. More or faster engines would shorten the step."
-    if rollout > BALANCED:
-        return f"Training, or the longest episodes, are the bottleneck: {shares}."
-    return f"Rollout and training are in balance: {shares}."
+        remedy = REMEDIES[_longest_part(best)]
+        taking_turns = "Generation and training take turns (staleness bound (alpha) 0), so each waits for the other"
+        return f"{taking_turns}: {shares}. {remedy}"
+    if busy["weights"] >= 1 - BALANCED:
+        return f"The weight path is the bottleneck: {shares}. {REMEDIES['weights']}"
+    if all(busy[pool] >= 1 - BALANCED for pool in ("training", "rollout")):
+        return f"Rollout and training are in balance: {shares}."
+    most = max(BOTTLENECKS, key=lambda part: busy[part])
+    if busy[most] >= 1 - BALANCED:
+        return f"{BOTTLENECKS[most]}: {shares}. {REMEDIES[most]}"
+    return (
+        f"No part is always at work: {shares}. A batch is begun when the one {1 + best.candidate.alpha:g} steps before "
+        f"it is trained and its weights have arrived, so episodes, training and weights wait for each other. "
+        f"{REMEDIES[_longest_part(best)]}"
+    )
+
+
+def _longest_part(best: Choice) -> str:
+    """Of a chain: the episodes of a batch, its training, the way of its weights."""
+    outcome = best.outcome
+    chain = outcome.step_seconds * (1 + best.candidate.alpha)
+    training = outcome.step_seconds * outcome.time_shares["train"]
+    parts = {"training": training, "weights": outcome.update_seconds}
+    parts["episodes"] = chain - sum(parts.values())
+    return max(parts, key=lambda part: parts[part])
 
 
 def _decode(plan: PlanConfig, result: Recommendation, best: Candidate) -> str:
@@ -154,6 +198,15 @@ def _engines(each: Engines) -> str:
     return f"{each.count} {each.device} TP {each.tensor_parallel}"
 
 
+def closing(result: Recommendation) -> str:
+    """What the figures rest on."""
+    long = sum(choice.is_final for choice in result.choices)
+    return (
+        f"{result.considered:,} candidates estimated, {result.simulated} simulated, {long} of them for longer; "
+        "± is half of the 95 % interval of tokens/s."
+    )
+
+
 def as_data(plan: PlanConfig, result: Recommendation, shown: int) -> dict[str, Any]:
     """For a program."""
     return {
@@ -161,7 +214,7 @@ def as_data(plan: PlanConfig, result: Recommendation, shown: int) -> dict[str, A
         "model": plan.model,
         "objective": plan.objective,
         "considered": result.considered,
-        "simulated": len(result.choices),
+        "simulated": result.simulated,
         "why": why(plan, result),
         "candidates": [_choice_data(choice) for choice in result.choices[:shown]],
     }
@@ -179,6 +232,8 @@ def _choice_data(choice: Choice) -> dict[str, Any]:
         "step_seconds": outcome.step_seconds,
         "estimated_step_seconds": choice.estimate.step_seconds,
         "tokens_per_second": outcome.tokens_per_second,
+        "margin": choice.margin,
+        "measured_steps": outcome.periods * steps_of_a_period(candidate.alpha),
         "dollars_per_hour": choice.dollars_per_hour,
         "dollars_per_step": choice.dollars_per_step,
         "idle": {"train": idle(choice, "train"), "rollout": idle(choice, "rollout")},

@@ -74,9 +74,6 @@ class RecordedTrainer:
     async def load(self, folder: Path) -> None:
         pass
 
-    async def close(self) -> None:
-        pass
-
 
 class RecordedEngine:
     """Answers nobody: episodes end as they were recorded."""
@@ -116,9 +113,6 @@ class RecordedEngine:
 
     def release(self, trajectory: str) -> None:
         self._nobody_asks()
-
-    async def close(self) -> None:
-        pass
 
     @staticmethod
     def _nobody_asks() -> NoReturn:

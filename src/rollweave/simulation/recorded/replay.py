@@ -24,14 +24,16 @@ from typing import Any
 from rollweave.clock import run_virtual
 from rollweave.config.job import Job
 from rollweave.errors import RunFolderError
+from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.observability.events import Event, Recorder
 from rollweave.observability.jsonl import encode
-from rollweave.pipelines.assemble import Drive, Listeners, Machinery, assemble
-from rollweave.pipelines.loop import Parts
+from rollweave.pipelines.assemble import Drive, assemble
+from rollweave.pipelines.checkpoints import DriverState
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import Cancel, Endpoint, Lease, Packet, Report
 from rollweave.rollout.state import SchedulerState
 from rollweave.simulation.recorded.recording import (
+    RECORDED,
     Gates,
     RecordedClock,
     RecordedEngine,
@@ -41,7 +43,6 @@ from rollweave.simulation.recorded.recording import (
     unseen_report,
 )
 from rollweave.tasks import TaskSource
-from rollweave.training.checkpoint import DriverFiles
 
 DECISIONS = frozenset(
     {
@@ -92,14 +93,16 @@ class Player:
         recorder = Recorder(self.clock.now, [self._hear])
         self._dispatcher = Dispatcher(self._job.rollout.scheduling)
         first = self._state.version if self._state is not None else 0
-        machinery = Machinery([RecordedEngine(self._gates, first)], RecordedTrainer(self._gates), self._dispatcher)
-        listeners = Listeners(recorder)
-        parts = assemble(self._job, machinery, self._source, (), Path("replayed"), self.clock, listeners)
-        parts.driver_state = lambda: self._save(parts)
-        self._drive = Drive(self._job, parts, recorder)
+        fleet = Fleet()
+        fleet.join(EngineEntry(RECORDED, RecordedEngine(self._gates, first)))
+        trainer, folder = RecordedTrainer(self._gates), Path("replayed")
+        self._drive = drive = assemble(
+            self._job.control, fleet, self._dispatcher, trainer, self._source, (), folder, self.clock, recorder
+        )
+        drive.loop.checkpoints.describe = self._save
         async with asyncio.TaskGroup() as tasks:
-            parting = await self._walk(lambda: tasks.create_task(self._go(parts), name="replay"))
-            parts.stopping = True  # the recording is over: nothing is to be saved
+            parting = await self._walk(lambda: tasks.create_task(self._go(drive), name="replay"))
+            drive.loop.state.stopping = True  # the recording is over: nothing is to be saved
             if self._driving is not None:
                 self._driving.cancel()
         return parting
@@ -114,17 +117,17 @@ class Player:
                 return Parting(place, self._decided[self.compared] if self.compared < len(self._decided) else None)
         return None
 
-    async def _go(self, parts: Parts) -> None:
+    async def _go(self, drive: Drive) -> None:
         try:
             if self._state is not None:
-                await parts.restore(Path("replayed"), self._state)
-            await self._drive.run()
+                await drive.loop.checkpoints.restore(Path("replayed"), self._state)
+            await drive.run()
         except Exception as error:  # what the control plane raises is a result, and told where it is missed
             self._decided.append(Event(self.clock.now(), "run.failed", {"error": str(error)}))
 
-    def _save(self, parts: Parts) -> DriverFiles:
-        self.saved = parts.scheduler.state(parts.version)
-        return DriverFiles()
+    def _save(self, state: SchedulerState) -> DriverState:
+        self.saved = state
+        return DriverState()
 
     def _hear(self, event: Event) -> None:
         if event.name in DECISIONS:

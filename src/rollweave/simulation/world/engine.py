@@ -21,7 +21,7 @@ from random import Random
 import numpy as np
 
 from rollweave.clock import Clock
-from rollweave.config.job import InFlight
+from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Finish, Request
 from rollweave.seeds import generator
 from rollweave.simulation.durations import NO_TIME, Duration
@@ -125,6 +125,8 @@ class SimulatedEngine:
         self._caches: dict[str, int] = {}
         """Trajectory -> the version its KV cache began with."""
         self._suspensions = 0
+        self._staged: int | None = None
+        """Prepared, not yet committed."""
         self._alive = asyncio.Event()
         self._alive.set()
         self._standing_since = 0.0
@@ -165,13 +167,16 @@ class SimulatedEngine:
         await self._clock.sleep(self._sync.prepare(self._rng("prepare", version)))
         await self._alive.wait()  # a successor stages it again, in no time
         self._witness.weights.append(("prepared", self._number, version))
+        self._staged = version
         return simulated_fingerprint(version)
 
     async def commit(self, version: int) -> None:
+        refuse_unprepared(version, self._staged)
         await self._alive.wait()
         await self._clock.sleep(self._sync.commit(self._rng("commit", version)))
         await self._alive.wait()
         self._witness.weights.append(("committed", self._number, version))
+        self._staged = None
         self._stats.version, self._stats.checksum = version, simulated_fingerprint(version).checksum
         if self._in_flight == "restart_turn":
             self._begin_anew()
@@ -183,9 +188,6 @@ class SimulatedEngine:
             self._catch_up(answer)
         busy = self._clock.now() - self._busy_since if self._open else 0.0
         return replace(self._stats, busy_seconds=self._stats.busy_seconds + busy)
-
-    async def close(self) -> None:
-        pass
 
     # ------------------------------------------------------------------------------------------- death and revival
 
@@ -266,6 +268,12 @@ class SimulatedEngine:
 
     def _rng(self, what: str, version: int) -> Random:
         return generator(self._number, what, version)
+
+
+def refuse_unprepared(version: int, staged: int | None) -> None:
+    """A model needs no weights, but a control plane that forgets to prepare them is wrong on any engine."""
+    if version != staged:
+        raise ValueError(f"version {version} is not prepared")
 
 
 def simulated_fingerprint(version: int) -> Fingerprint:

@@ -48,6 +48,3 @@ class SimulatedTrainer:
 
     async def load(self, folder: Path) -> None:
         pass
-
-    async def close(self) -> None:
-        pass

@@ -11,22 +11,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from rollweave.clock import Clock
+from rollweave.config.control import ControlConfig
 from rollweave.config.job import Job
+from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.proxy import LLMProxy, MovingProxy
 from rollweave.observability.events import MemoryRecorder
-from rollweave.pipelines.assemble import Listeners, Machinery, assemble, pipeline
+from rollweave.pipelines.assemble import assemble
+from rollweave.pipelines.checkpoints import DriverState
 from rollweave.pipelines.journal import MetricsRow
-from rollweave.pipelines.loop import Parts
+from rollweave.pipelines.loop import Loop
 from rollweave.pipelines.permits import MakePermits, alone
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.manager import Stage, TurnBarrier
-from rollweave.runs.resume import DriverState
+from rollweave.rollout.manager import Stage
 from rollweave.seeds import derive
 from rollweave.simulation.durations import NO_TIME, Duration, constant
-from rollweave.simulation.faults import Outage, suffer
+from rollweave.simulation.faults import Outage, see_every_failure, suffer
 from rollweave.simulation.world.engine import SimulatedEngine, SyncModel
 from rollweave.simulation.world.environment import (
     ByteDialogue,
@@ -38,7 +39,7 @@ from rollweave.simulation.world.environment import (
 from rollweave.simulation.world.hosts import SimulatedHost, TransportModel
 from rollweave.simulation.world.trainer import SimulatedTrainer
 from rollweave.simulation.world.witness import Witness
-from rollweave.tasks import SeedSource
+from rollweave.tasks import SeedSource, Task
 from rollweave.training.checkpoint import DriverFiles
 
 CHECKPOINTS = Path("modelled")
@@ -60,7 +61,7 @@ class World:
     outages: tuple[Outage, ...] = ()
     hosts: int = 1
     engines: int = 1
-    turns: MakePermits = alone
+    permits: MakePermits = alone
     """How the job comes by its pools. Where they are shared, all hosts reach the engines through one proxy."""
 
 
@@ -68,7 +69,7 @@ class World:
 class SimulatedRun:
     """What is left of a run on the virtual clock, for whoever asks."""
 
-    parts: Parts
+    loop: Loop
     trainer: SimulatedTrainer
     engines: list[SimulatedEngine]
     recorder: MemoryRecorder
@@ -82,40 +83,34 @@ async def simulate(job: Job, world: World, clock: Clock, resume: DriverFiles | N
 
     `resume`: what a checkpoint of another such run kept (`trainer.saved`); this one goes on from there.
     """
-    dispatcher = Dispatcher(job.rollout.scheduling)
-    run = _assemble(job, world, clock, dispatcher)
-    instances = itertools.count()
-    moving = run.parts.tail.proxy if run.parts.tail is not None else None
-
-    def stage() -> Stage:
-        return Stage(
-            clock=clock,
-            proxy=moving or LLMProxy(run.engines),
-            environment=lambda task: SimulatedEnvironment(
-                world.environment, clock, derive(job.seed, "instance", next(instances))
-            ),
-            dialogue=ByteDialogue(),
-            scorer=SimulatedReward(world.reward, clock, job.seed),
-            deadlines=job.rollout.deadlines,
-            max_turns=job.rollout.max_turns,
-            max_context=job.rollout.max_context,
-            barrier=TurnBarrier() if job.pipeline.type == "sync" else None,
-            prompt_replication=job.rollout.prompt_replication,
-        )
-
-    capacity = -(-job.rollout.slots // world.hosts)
-    hosts = [
-        SimulatedHost(dispatcher, stage, capacity, world.transport, derive(job.seed, "host", n))
-        for n in range(world.hosts)
-    ]
+    control = job.control
+    fleet, dispatcher, witness = Fleet(), Dispatcher(control.rollout.scheduling), Witness()
+    engines = _engines(control, world, clock, fleet, witness)
+    trainer = SimulatedTrainer(clock, world.train_seconds, control.seed, world.sync.publish, world.save_seconds)
+    recorder, rows = MemoryRecorder(clock.now), list[MetricsRow]()
+    drive = assemble(
+        control,
+        fleet,
+        dispatcher,
+        trainer,
+        SeedSource("simulated", control.seed),
+        (),
+        CHECKPOINTS,
+        clock,
+        recorder,
+        permits=world.permits(clock),
+        on_row=[lambda step, row: rows.append({"step": step, **row})],
+    )
+    run = SimulatedRun(drive.loop, trainer, engines, recorder, witness, rows)
+    hosts = _hosts(control, world, clock, dispatcher, run)
     async with asyncio.TaskGroup() as tasks:
-        _see_every_failure(tasks)
+        see_every_failure(tasks)
         for host in hosts:
             host.begin(tasks)
-        trouble = tasks.create_task(suffer(world.outages, run.engines, hosts, clock, tasks), name="outages")
+        trouble = tasks.create_task(suffer(world.outages, engines, hosts, clock, tasks), name="outages")
         if resume is not None:
-            await run.parts.restore(CHECKPOINTS, DriverState.load(resume).scheduler)
-        await pipeline(job)(run.parts, run.parts.version, job.training.steps)
+            await drive.loop.checkpoints.restore(CHECKPOINTS, DriverState.load(resume).scheduler)
+        await drive.advance()
         run.seconds = clock.now()
         trouble.cancel()
         for host in hosts:
@@ -123,43 +118,43 @@ async def simulate(job: Job, world: World, clock: Clock, resume: DriverFiles | N
     return run
 
 
-def _see_every_failure(tasks: asyncio.TaskGroup) -> None:
-    """What goes wrong in a callback of the loop ends the run, where asyncio would only log it."""
-
-    async def fail(context: dict[str, Any]) -> None:
-        raise context.get("exception") or RuntimeError(context["message"])
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        tasks.create_task(fail(context), name="failure in a callback")
-
-    asyncio.get_running_loop().set_exception_handler(handle)
-
-
-def _assemble(job: Job, world: World, clock: Clock, dispatcher: Dispatcher) -> SimulatedRun:
-    """The control plane around modelled engines and a modelled trainer."""
-    recorder, witness = MemoryRecorder(clock.now), Witness()
-    rows: list[MetricsRow] = []
+def _engines(
+    control: ControlConfig, world: World, clock: Clock, fleet: Fleet, witness: Witness
+) -> list[SimulatedEngine]:
     engines = [
         SimulatedEngine(
             clock,
             world.token_seconds,
             world.answer_tokens,
-            in_flight=job.in_flight,
+            in_flight=control.in_flight,
             sync=world.sync,
             number=number,
             witness=witness,
         )
         for number in range(world.engines)
     ]
-    trainer = SimulatedTrainer(clock, world.train_seconds, job.seed, world.sync.publish, world.save_seconds)
-    parts = assemble(
-        job,
-        Machinery(engines, trainer, dispatcher, turns=world.turns(clock), proxy=MovingProxy(engines)),
-        SeedSource("simulated", job.seed),
-        (),
-        CHECKPOINTS,
-        clock,
-        Listeners(recorder, on_row=[lambda step, row: rows.append({"step": step, **row})]),
-    )
-    parts.driver_state = lambda: DriverState(parts.scheduler.state(parts.version)).dump()
-    return SimulatedRun(parts, trainer, engines, recorder, witness, rows)
+    for number, engine in enumerate(engines):
+        fleet.join(EngineEntry(f"engine-{number}/1", engine))
+    fleet.mover = MovingProxy(engines)
+    return engines
+
+
+def _hosts(
+    control: ControlConfig, world: World, clock: Clock, dispatcher: Dispatcher, run: SimulatedRun
+) -> list[SimulatedHost]:
+    instances = itertools.count()
+    tail = run.loop.permits.tail
+
+    def environment(task: Task) -> SimulatedEnvironment:
+        return SimulatedEnvironment(world.environment, clock, derive(control.seed, "instance", next(instances)))
+
+    def stage() -> Stage:
+        proxy = tail.proxy if tail is not None else LLMProxy(run.engines)
+        scorer = SimulatedReward(world.reward, clock, control.seed)
+        return Stage.of(control, clock, proxy, environment, ByteDialogue(), scorer)
+
+    capacity = -(-control.rollout.slots // world.hosts)
+    return [
+        SimulatedHost(dispatcher, stage, capacity, world.transport, derive(control.seed, "host", n))
+        for n in range(world.hosts)
+    ]

@@ -1,0 +1,17 @@
+"""Options and arguments that several commands share, so that a flag has one name and one help text everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Keys of the file to change, e.g. seed=1.")
+]
+RunFolderArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The run folder; the run may still be running, or have ended.")
+]
+Seed = Annotated[int, typer.Option(help="Determines every random choice; the first seed where there are several.")]

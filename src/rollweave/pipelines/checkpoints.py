@@ -1,0 +1,110 @@
+"""Checkpoints: when to save, what of the driver to keep, and how a run goes on from one.
+
+The trainer writes all files; the driver's part, `state/driver.json` and its sidecar, is a `DriverState`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollweave.config.control import CheckpointConfig
+from rollweave.errors import RollweaveError
+from rollweave.fleet.weight_sync import WeightSync
+from rollweave.pipelines.journal import Journal
+from rollweave.pipelines.state import RunState
+from rollweave.rollout.scheduler import RolloutScheduler
+from rollweave.rollout.state import SchedulerState, adapter, pack, unpack
+from rollweave.training import checkpoint
+from rollweave.training.protocol import Trainer
+
+
+@dataclass(slots=True)
+class LogMark:
+    """How far a log had been written, and its last line, which tells whether the file is still the same."""
+
+    size: int = 0
+    last: str = ""
+
+
+@dataclass(slots=True)
+class DriverState:
+    """`state/driver.json` of a checkpoint, with its sidecar."""
+
+    scheduler: SchedulerState = field(default_factory=SchedulerState)
+    elapsed: float = 0.0
+    logs: dict[str, LogMark] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
+    """The job it was saved under, as in config.yaml: that file may have changed since."""
+
+    def dump(self) -> checkpoint.DriverFiles:
+        return pack(_STATE, self)
+
+    @classmethod
+    def load(cls, files: checkpoint.DriverFiles) -> DriverState:
+        return unpack(_STATE, files)
+
+
+_STATE = adapter(DriverState)
+
+
+class Checkpoints:
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        scheduler: RolloutScheduler,
+        trainer: Trainer,
+        weights: WeightSync,
+        journal: Journal,
+        state: RunState,
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._scheduler = scheduler
+        self._trainer = trainer
+        self._weights = weights
+        self._journal = journal
+        self._state = state
+        self.describe: Callable[[SchedulerState], DriverState] = DriverState
+        """What to keep around the scheduler's state: a session adds its logs and its job."""
+
+    async def save_if_due(self) -> None:
+        """Between two steps."""
+        if self._config.every and self._state.version % self._config.every == 0:
+            await self.save()
+
+    async def save(self) -> Path:
+        """Save what has been trained so far, unless it is saved already."""
+        state = self._state
+        folder = self._folder / f"step-{state.version}"
+        if state.saved != state.version:
+            if folder.exists():  # left by a trainer that outlived its driver, after this history had begun
+                checkpoint.set_aside(folder)
+            self._journal.saving(state.version)
+            state.trainer_busy = True
+            await self._trainer.save(folder, self.describe(self._scheduler.state(state.version)).dump())
+            state.trainer_busy = False
+            state.saved = state.version
+            self._journal.saved(folder)
+            checkpoint.prune(self._folder, self._config.keep)
+        return folder
+
+    async def rescue(self) -> None:
+        """After a failure: save what has been trained if the trainer lives and stands between two steps."""
+        state = self._state
+        if state.version and not state.trainer_busy and not state.stopping:
+            with suppress(RollweaveError):  # the failure that led here says more
+                await self.save()
+
+    async def restore(self, folder: Path, kept: SchedulerState) -> None:
+        """Go on from a checkpoint: first the trainer, then the engines, then the books, which issue leases again."""
+        await self._trainer.load(folder)
+        if kept.version != self._weights.version:
+            await self._weights.publish(kept.version)
+            await self._weights.commit(kept.version)
+        self._scheduler.restore(kept)
+        self._state.version = self._state.saved = kept.version
