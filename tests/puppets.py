@@ -7,7 +7,8 @@ from typing import Any
 
 from rollweave.engines.protocol import Completion, EngineStats, Request, Sampling
 from rollweave.errors import WorkerDied
-from rollweave.runtimes.ray_clients import EngineState, Orders
+from rollweave.fleet.view import FleetUpdate
+from rollweave.runtimes.ray_clients import Orders
 from rollweave.weights.buckets import Fingerprint
 from spans import request_of, span_of
 
@@ -55,14 +56,15 @@ class PuppetEngine(Puppet):
 
     def __init__(self) -> None:
         super().__init__("engine")
-        self.state = EngineState()
+        self.version = 0
+        self.staged: int | None = None
+        self.suspensions = 0
         self.sampled = 0
         self.requests: list[str] = []
         self.forgotten: list[str] = []
         self.outbox: asyncio.Queue[Completion] = asyncio.Queue()
 
-    async def ready(self, state: EngineState) -> int:
-        self.state = EngineState(state.version, state.staged)
+    async def ready(self) -> int:
         return 1
 
     def on_warm_up(self) -> None:
@@ -70,24 +72,26 @@ class PuppetEngine(Puppet):
 
     async def prepare(self, version: int) -> Fingerprint:
         await self.stuck.wait()
-        self.state.staged = version
+        self.staged = version
         return Fingerprint(version, f"sum of {version}")
 
     async def commit(self, version: int) -> None:
         await self.stuck.wait()
-        if self.state.staged != version:
+        if self.staged != version:
             raise ValueError(f"version {version} is not prepared")
-        self.state.version, self.state.staged = version, None
+        self.version, self.staged = version, None
 
     async def suspend(self) -> None:
-        self.state.suspensions += 1
+        self.suspensions += 1
 
     async def resume(self) -> None:
         await self.stuck.wait()
-        self.state.suspensions -= 1
+        self.suspensions -= 1
 
     async def stats(self) -> EngineStats:
-        return EngineStats(sampled_tokens=self.sampled, version=self.state.version or 0)
+        return EngineStats(
+            sampled_tokens=self.sampled, version=self.version, checksum=f"sum of {self.version}" if self.version else ""
+        )
 
     async def forget(self, client: str) -> None:
         self.forgotten.append(client)
@@ -96,7 +100,7 @@ class PuppetEngine(Puppet):
         self.requests += [request.id for request in orders.requests]
 
     def answer(self, id: str) -> None:
-        span = span_of([3], [-0.5], [-0.5], self.state.version or 0, Sampling().transform)
+        span = span_of([3], [-0.5], [-0.5], self.version, Sampling().transform)
         self.outbox.put_nowait(Completion(id, [span], "stop"))
 
     async def collect(self, client: str) -> list[Completion]:
@@ -104,12 +108,12 @@ class PuppetEngine(Puppet):
 
 
 class PuppetHost(Puppet):
-    """Notes which leases reach it and whom it is connected to."""
+    """Notes which leases reach it and which engines it knows."""
 
-    def __init__(self, name: str, client: str, engines: list[Any]) -> None:
+    def __init__(self, name: str, client: str, fleet: FleetUpdate) -> None:
         super().__init__(name)
         self.client = client
-        self.engines = list(engines)
+        self.fleet = fleet
         self.leases: list[str] = []
         self.packets: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -117,11 +121,16 @@ class PuppetHost(Puppet):
         await self.stuck.wait()
         return 1
 
-    async def connect(self, number: int, engine: Any) -> None:
-        self.engines[number] = engine
+    @property
+    def engines(self) -> list[str]:
+        return [engine.id for engine in self.fleet.engines]
 
     async def collect(self) -> list[Any]:
         return [await self.packets.get()]
 
     def on_receive(self, packet: Any) -> None:
-        self.leases += list(packet.messages)
+        for id, message in packet.messages.items():
+            if isinstance(message, FleetUpdate):
+                self.fleet = max(self.fleet, message, key=lambda update: update.revision)
+            else:
+                self.leases.append(id)

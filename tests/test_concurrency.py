@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleets import fleet_of
+from fleets import fleet_of, proxy_of
 from rollweave.clock import Clock, run_virtual
 from rollweave.config.control import Deadlines
 from rollweave.config.job import Job
 from rollweave.engines.protocol import Completion, EngineStats, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
-from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.concurrency import AdaptiveConcurrency, Pressure, decide
 from rollweave.rollout.dispatcher import Dispatcher
@@ -149,7 +148,7 @@ def run(seconds: float, *, limit: int | None = None) -> tuple[float, list[int]]:
         engine, dispatcher, recorder = Thrashing(clock), Dispatcher(), MemoryRecorder(clock.now)
         stage = Stage(
             clock=clock,
-            proxy=LLMProxy([engine]),
+            proxy=proxy_of([engine]),
             environment=lambda task: ManyTurns(clock),
             dialogue=ByteDialogue(),
             scorer=StepRewards(),

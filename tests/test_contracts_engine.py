@@ -22,7 +22,7 @@ from rollweave.config.job import InFlight
 from rollweave.config.models import MODELS
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Engine
-from rollweave.runtimes.ray_clients import RayEngine
+from rollweave.runtimes.ray_clients import RayEngineClient, RayEngineControl
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.durations import constant
 from rollweave.simulation.hardware.engine import GpuEngine
@@ -98,6 +98,10 @@ class Torch:
         self.store.push(version, random_model("qwen3", seed=version).state_dict())
 
 
+class WholeRayEngine(RayEngineClient, RayEngineControl):
+    """What a host and what the driver see of one engine."""
+
+
 @dataclass
 class Ray:
     """The client of a torch engine in a process of its own, which all behaviours share."""
@@ -116,7 +120,7 @@ class Ray:
     @asynccontextmanager
     async def started(self, clock: Clock) -> AsyncIterator[Engine]:
         # A name of its own: the worker still waits to be asked for answers by the client before.
-        engine = RayEngine(self.workers.engine(self.in_flight), f"contract-{next(_clients)}")
+        engine = WholeRayEngine(self.workers.engine(self.in_flight), f"contract-{next(_clients)}")
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(engine.run())
             yield engine

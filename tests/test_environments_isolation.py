@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fleets import proxy_of
 from isolation_worlds import Counter, Forgetful, HangsForOne, Liar, Slow
 from rollweave.clock import Clock, run_wall
 from rollweave.config.control import Deadlines
@@ -21,7 +22,6 @@ from rollweave.environments.isolation import EnvironmentPool, IsolatedEnvironmen
 from rollweave.environments.protocol import StepResult
 from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
 from rollweave.errors import ConfigError, EnvironmentFailed
-from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Lease, Report
@@ -324,7 +324,7 @@ def test_one_hung_environment_among_64_costs_its_own_slot_and_nothing_else() -> 
         pool = EnvironmentPool(EnvironmentFactory({"HangsForOne": ObjectMaker(HangsForOne)}), 1)
         stage = Stage(
             clock=clock,
-            proxy=LLMProxy([SimulatedEngine(clock, constant(0.001), lambda rng: 2)]),
+            proxy=proxy_of([SimulatedEngine(clock, constant(0.001), lambda rng: 2)]),
             environment=pool,
             dialogue=ByteDialogue(),
             scorer=StepRewards(),

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleets import proxy_of
 from rollweave.clock import WIND_DOWN_SECONDS, Clock, run_virtual
 from rollweave.config.control import Deadlines
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
-from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
-from rollweave.rollout.link import Cancel, Endpoint, Lease, Report
+from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Report, ToDriver
 from rollweave.rollout.manager import EnvManager, Stage, TurnBarrier
 from rollweave.simulation.durations import constant, lognormal
 from rollweave.simulation.world.engine import SimulatedEngine
@@ -88,7 +88,7 @@ def engine(clock: Clock, tokens: int = 10) -> SimulatedEngine:
 
 
 def stage(clock: Clock, environment: Callable[[Task], Any], **parts: Any) -> Stage:
-    defaults = {"proxy": LLMProxy([engine(clock)]), "scorer": StepRewards(), "deadlines": DEADLINES}
+    defaults = {"proxy": proxy_of([engine(clock)]), "scorer": StepRewards(), "deadlines": DEADLINES}
     numbers = {"max_turns": 10, "max_context": 1_000_000}
     return Stage(clock=clock, environment=environment, dialogue=ByteDialogue(), **(defaults | numbers | parts))
 
@@ -99,7 +99,11 @@ class Driver:
     def __init__(self, played_on: Stage) -> None:
         self.reports: list[Report] = []
         self.host = EnvHost(played_on, lambda packet: self.link.receive(packet))
-        self.link: Endpoint[Lease | Cancel, Report] = Endpoint(self.host.link.receive, self.reports.append)
+        self.link: HostLink = Endpoint(self.host.link.receive, self._hear)
+
+    def _hear(self, message: ToDriver) -> None:
+        if isinstance(message, Report):
+            self.reports.append(message)
 
     async def __aenter__(self) -> Driver:
         self._tasks = asyncio.TaskGroup()
@@ -179,7 +183,7 @@ def test_an_episode_that_ended_before_it_was_cancelled_is_reported_as_it_ended()
 
 
 def test_an_engine_that_ignores_the_abort_is_not_waited_for_long() -> None:
-    deaf = lambda clock: LLMProxy([DeafEngine(clock, constant(1.0), lambda rng: 1)])  # noqa: E731
+    deaf = lambda clock: proxy_of([DeafEngine(clock, constant(1.0), lambda rng: 1)])  # noqa: E731
     report, came, _ = cancelled_at(3.0, proxy=deaf)
     assert report.trajectory.outcome is Outcome.ABORTED
     assert came == pytest.approx(3.0 + WIND_DOWN_SECONDS, abs=0.02)
@@ -244,7 +248,7 @@ def test_every_lease_is_reported_once_whatever_is_lost_repeated_and_overtaken(
         dispatcher, host = Dispatcher(), None
         link = dispatcher.attach(SimulatedTransport(model, lambda packet: host.link.receive(packet), seed), 4)
         host = EnvHost(
-            stage(clock, environment, proxy=LLMProxy([served])), SimulatedTransport(model, link.receive, seed + 1)
+            stage(clock, environment, proxy=proxy_of([served])), SimulatedTransport(model, link.receive, seed + 1)
         )
 
         async def live(number: int, begins: float, cancelled: float | None) -> None:
@@ -303,7 +307,7 @@ def test_an_answer_that_misses_its_deadline_is_counted() -> None:
         played_on = stage(
             clock,
             lambda task: Steps(clock, 1.0, 3),
-            proxy=LLMProxy([engine(clock, tokens=5000)]),
+            proxy=proxy_of([engine(clock, tokens=5000)]),
             deadlines=Deadlines(generate=2.05),
         )
         async with Driver(played_on) as driver:
@@ -331,7 +335,7 @@ def test_without_prompt_replication_a_group_stays_on_one_worker(replication: boo
 
         engines = [Noting(clock, constant(TOKEN_SECONDS), lambda rng: 3) for _ in range(4)]
         played_on = stage(
-            clock, lambda task: Steps(clock, 1.0, 3), proxy=LLMProxy(engines), prompt_replication=replication
+            clock, lambda task: Steps(clock, 1.0, 3), proxy=proxy_of(engines), prompt_replication=replication
         )
         async with Driver(played_on) as driver:
             for group in range(4):

@@ -71,7 +71,8 @@ class Played:
     async def _play(self, job: Job, policy: Path, clock: Clock) -> None:
         rewards = (NamedReward("rights", rights, 1.0, "rights"),)
         blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()), rewards)
-        fleet, dispatcher = Fleet(), Dispatcher(job.rollout.scheduling)
+        fleet = Fleet()
+        dispatcher = Dispatcher.of(job.rollout, fleet)
         async with start_inline(blueprint, fleet, dispatcher, clock, step_seconds, train_step_seconds=0.2) as trainer:
             drive = assemble(
                 job.control.model_copy(update={"steps": STEPS}),

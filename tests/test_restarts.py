@@ -8,25 +8,30 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.fleets import fleet_of
 from tests.puppets import PuppetEngine, PuppetHost, request
 
 from rollweave.clock import Clock, run_virtual
 from rollweave.engines.protocol import Completion, EngineStats, Sampling
-from rollweave.errors import WorkerDied
-from rollweave.fleet.fleet import COUNTERS, GAUGES, LifetimeStats
+from rollweave.errors import EngineGone, WorkerDied
+from rollweave.fleet.fleet import COUNTERS, GAUGES, EngineEntry
+from rollweave.fleet.view import FleetUpdate
+from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import Lease, Report
 from rollweave.runtimes import ray_workers
 from rollweave.runtimes.blueprint import Blueprint
-from rollweave.runtimes.ray_clients import EngineState, Mishaps, Orders, RayEngine, Restarts, WorkerHandle
+from rollweave.runtimes.ray_clients import Mishaps, Orders, RayEngineClient, RayEngineControl, Restarts, WorkerHandle
 from rollweave.runtimes.ray_keepers import Crew, EngineKeeper, HostKeeper
 from rollweave.runtimes.ray_workers import EngineWorker
 from rollweave.tasks import Task
+from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.shared_memory import LOCK, PREFIX, shared_folder, sweep
 
 # ------------------------------------------------------------------------------------------------- the books
@@ -67,16 +72,6 @@ def test_deaths_and_restarts_are_events() -> None:
     assert restarts.restarted == {"host-0": 1}
 
 
-def test_counters_go_on_from_where_the_dead_engine_was() -> None:
-    stats = LifetimeStats()
-    stats.seen(EngineStats(sampled_tokens=100, busy_seconds=2.0, running=5, version=3))
-    stats.died()
-    first = stats.seen(EngineStats(sampled_tokens=10, busy_seconds=0.5, running=1, version=4))
-    assert (first.sampled_tokens, first.busy_seconds, first.running, first.version) == (110, 2.5, 1, 4)
-    stats.died()
-    assert stats.seen(EngineStats()).sampled_tokens == 110
-
-
 def test_every_statistic_is_known_as_counter_or_gauge() -> None:
     """Whoever adds one decides here: what only ever grows is summed over an engine's lives, the rest is not."""
     counted = "steps sampled_tokens prefilled_tokens recomputed_tokens restarted_tokens evictions busy_seconds"
@@ -85,10 +80,6 @@ def test_every_statistic_is_known_as_counter_or_gauge() -> None:
 
 
 # ------------------------------------------------------------------------------------------- an engine's clients
-
-
-def client(worker: PuppetEngine) -> RayEngine:
-    return RayEngine(cast(WorkerHandle, worker), "host-0.1")
 
 
 async def settle() -> None:
@@ -104,114 +95,98 @@ def on_virtual_clock(main: Callable[[Clock], Awaitable[None]]) -> None:
     run_virtual(run)
 
 
-def test_a_successor_is_asked_what_the_dead_one_had_not_answered() -> None:
+def test_what_a_dead_engine_had_not_answered_fails_and_so_does_what_comes_later() -> None:
     async def main(clock: Clock) -> None:
-        first, second = PuppetEngine(), PuppetEngine()
-        engine = client(first)
+        worker = PuppetEngine()
+        engine = RayEngineClient(cast(WorkerHandle, worker), "host-0.1")
         collecting = asyncio.ensure_future(engine.run())
         answers = [asyncio.ensure_future(engine.generate(request(f"{n}#0"))) for n in range(3)]
         await settle()
-        first.answer("1#0")
+        worker.answer("1#0")
         await settle()
-        first.end()
+        worker.end()
         late = asyncio.ensure_future(engine.generate(request("9#0")))  # said to a dead one
         await settle()
-        engine.connect(cast(WorkerHandle, second))
-        await settle()
-        assert second.requests == ["0#0", "2#0", "9#0"]
-        for id in second.requests:
-            second.answer(id)
-        completions = await asyncio.gather(*answers, late)
-        assert [completion.id for completion in completions] == ["0#0", "1#0", "2#0", "9#0"]
-        collecting.cancel()
-
-    on_virtual_clock(main)
-
-
-def test_an_answer_not_yet_read_is_not_asked_for_again() -> None:
-    async def main(clock: Clock) -> None:
-        first, second = PuppetEngine(), PuppetEngine()
-        engine = client(first)
-        answer = asyncio.ensure_future(engine.generate(request("0#0")))
-        await settle()
-        engine._answer(Completion("0#0", [], "stop"))
-        engine.connect(cast(WorkerHandle, second))  # before the one who waits has woken up
-        await settle()
-        assert answer.done() and second.requests == []
-
-    on_virtual_clock(main)
-
-
-def test_what_was_aborted_ends_with_its_engine() -> None:
-    async def main(clock: Clock) -> None:
-        first, second = PuppetEngine(), PuppetEngine()
-        engine = client(first)
-        answer = asyncio.ensure_future(engine.generate(request("0#0")))
-        await settle()
-        first.end()
+        assert collecting.done() and collecting.exception() is None, "the host goes on"
+        later = asyncio.ensure_future(engine.generate(request("10#0")))
+        ended = await asyncio.gather(*answers, late, later, return_exceptions=True)
+        assert isinstance(ended[1], Completion) and ended[1].id == "1#0"
+        assert [isinstance(end, EngineGone) for end in ended] == [True, False, True, True, True]
         engine.abort("0#0")
+        engine.release("0")
         await settle()
-        assert not answer.done()
-        engine.connect(cast(WorkerHandle, second))
-        completion = await answer
-        await settle()
-        assert completion.finish == "aborted" and second.requests == []
 
     on_virtual_clock(main)
 
 
-@pytest.mark.parametrize(("command", "argument"), [("prepare", 5), ("commit", 4), ("suspend", None), ("resume", None)])
-def test_a_command_that_the_engine_dies_of_is_given_to_the_next(command: str, argument: int | None) -> None:
-    """The engine dies in the middle of the command; the keeper's successor carries it out."""
-
+@pytest.mark.parametrize(("command", "arguments"), [("prepare", [5]), ("commit", [4]), ("resume", [])])
+def test_a_command_that_the_engine_dies_of_fails_at_once(command: str, arguments: list[int]) -> None:
     async def main(clock: Clock) -> None:
-        async with a_kept_engine(clock) as (engine, lives):
-            await engine.prepare(3)
-            await engine.commit(3)
-            await engine.prepare(4)
-            if command == "resume":
-                await engine.suspend()
-            lives[0].stuck.clear()
-            arguments = [] if argument is None else [argument]
-            doing = asyncio.ensure_future(getattr(engine, command)(*arguments))
-            lives[0].dead.set()
-            await settle()
+        worker = PuppetEngine()
+        engine = RayEngineControl(cast(WorkerHandle, worker))
+        await engine.prepare(4)
+        worker.stuck.clear()
+        doing = asyncio.ensure_future(getattr(engine, command)(*arguments))
+        await settle()
+        assert not doing.done()
+        worker.end()
+        with pytest.raises(EngineGone, match="engine died"):
             await doing
-            expected = {
-                "prepare": EngineState(3, 5),
-                "commit": EngineState(4),
-                "suspend": EngineState(3, 4, suspensions=1),
-                "resume": EngineState(3, 4),
-            }[command]
-            assert lives[1].state == expected and engine.state == expected
 
     on_virtual_clock(main)
 
 
-def test_death_between_prepare_and_commit() -> None:
+def test_an_update_goes_on_without_an_engine_that_dies_of_it_and_the_successor_catches_up() -> None:
+    """The real keeper, fleet and weight sync: the engine dies while it prepares version 2."""
+
     async def main(clock: Clock) -> None:
-        async with a_kept_engine(clock) as (engine, lives):
-            await engine.prepare(1)
-            await engine.suspend()
+        recorder = MemoryRecorder(clock.now)
+        crew = Crew(clock, recorder, Restarts(recorder), fleet_of([]))
+        async with a_kept_engine(clock, crew) as lives, asyncio.TaskGroup() as tasks:
+            other = PuppetEngine()
+            crew.fleet.join(EngineEntry("other/1", RayEngineControl(cast(WorkerHandle, other))))
+            weights = WeightSync(PuppetTrainer(), crew.fleet, clock, recorder, timeout=9.0)
+            welcoming = tasks.create_task(weights.welcome())
+            await weights.publish(1)
+            await weights.commit(1)
+            lives[0].stuck.clear()
+            await weights.publish(2)
+            committing = tasks.create_task(weights.commit(2))
+            await settle()
+            lives[1].stuck.clear()  # the successor is held up too: nothing waits for it
             lives[0].end()
             await settle()
-            assert lives[1].state == EngineState(None, 1, suspensions=1)
-            await engine.commit(1)
-            await engine.resume()
-            assert lives[1].state == EngineState(1)
+            assert committing.done() and crew.fleet.version == other.version == 2
+            states = {id: entry.state for id, entry in crew.fleet.entries.items()}
+            assert states == {"engine/1": "gone", "other/1": "serving", "engine/2": "starting"}
+            lives[1].stuck.set()
+            await settle()
+            assert crew.fleet.entries["engine/2"].state == "serving" and lives[1].version == 2
+            welcoming.cancel()
 
     on_virtual_clock(main)
+
+
+class PuppetTrainer:
+    async def publish(self, version: int) -> Fingerprint:
+        return Fingerprint(version, f"sum of {version}")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not asked of it")
 
 
 def test_rates_never_go_negative_over_a_death() -> None:
     async def main(clock: Clock) -> None:
-        async with a_kept_engine(clock) as (engine, lives):
+        recorder = MemoryRecorder(clock.now)
+        crew = Crew(clock, recorder, Restarts(recorder), fleet_of([]))
+        async with a_kept_engine(clock, crew) as lives:
             lives[0].sampled = 50
-            assert (await engine.stats()).sampled_tokens == 50
+            assert (await crew.fleet.look()).totals.sampled_tokens == 50
             lives[0].end()
             await settle()
+            assert (await crew.fleet.look()).totals.sampled_tokens == 50
             lives[1].sampled = 7
-            assert (await engine.stats()).sampled_tokens == 57
+            assert (await crew.fleet.look()).totals.sampled_tokens == 57
 
     on_virtual_clock(main)
 
@@ -223,7 +198,7 @@ def test_rates_never_go_negative_over_a_death() -> None:
 async def a_kept_engine(clock: Clock, crew: Crew | None = None, doomed: int = 0) -> Any:
     """A crew with one engine. The first `doomed` successors die while they get ready."""
     recorder = MemoryRecorder(clock.now)
-    crew = crew or Crew(clock, recorder, Restarts(recorder))
+    crew = crew or Crew(clock, recorder, Restarts(recorder), fleet_of([]))
     spawned: list[PuppetEngine] = []
 
     def spawn() -> WorkerHandle:
@@ -232,13 +207,12 @@ async def a_kept_engine(clock: Clock, crew: Crew | None = None, doomed: int = 0)
             spawned[-1].end()
         return cast(WorkerHandle, spawned[-1])
 
-    crew.engines.append(RayEngine(spawn(), "driver"))
-    keeper = EngineKeeper(crew, 0, spawn)
+    keeper = EngineKeeper(crew, spawn)
     await keeper.start()
     task = asyncio.ensure_future(keeper.run())
     await settle()
     try:
-        yield crew.engines[0], spawned
+        yield spawned
         if task.done():
             task.result()
     finally:
@@ -247,11 +221,11 @@ async def a_kept_engine(clock: Clock, crew: Crew | None = None, doomed: int = 0)
 
 def test_a_spare_is_warm_before_it_is_needed() -> None:
     async def main(clock: Clock) -> None:
-        async with a_kept_engine(clock) as (engine, lives):
+        async with a_kept_engine(clock) as lives:
             assert [life.calls[0] for life in lives] == ["ready", "warm_up"]
             lives[0].end()
             await settle()
-            assert engine.worker is lives[1] and lives[1].calls[:2] == ["warm_up", "ready"]
+            assert lives[1].calls == ["warm_up", "ready", "run"]
             assert lives[2].calls == ["warm_up"]  # the next spare
 
     on_virtual_clock(main)
@@ -259,10 +233,10 @@ def test_a_spare_is_warm_before_it_is_needed() -> None:
 
 def test_a_successor_that_dies_at_once_is_replaced_too() -> None:
     async def main(clock: Clock) -> None:
-        async with a_kept_engine(clock, doomed=3) as (engine, lives):
+        async with a_kept_engine(clock, doomed=3) as lives:
             lives[0].end()
             await settle()
-            assert engine.worker is lives[4]
+            assert lives[4].calls[-1] == "run"
 
     on_virtual_clock(main)
 
@@ -270,7 +244,7 @@ def test_a_successor_that_dies_at_once_is_replaced_too() -> None:
 def test_an_engine_that_always_dies_ends_the_run() -> None:
     async def main(clock: Clock) -> None:
         with pytest.raises(WorkerDied, match="5 times without a completed train step"):
-            async with a_kept_engine(clock, doomed=100) as (_, lives):
+            async with a_kept_engine(clock, doomed=100) as lives:
                 lives[0].end()
                 await settle()
         assert len(lives) == 5
@@ -287,22 +261,22 @@ class Stagehands:
 
     def __init__(self, clock: Clock) -> None:
         self.recorder = MemoryRecorder(clock.now)
-        self.crew = Crew(clock, self.recorder, Restarts(self.recorder))
-        self.dispatcher = Dispatcher()
+        self.fleet = fleet_of([])
+        self.crew = Crew(clock, self.recorder, Restarts(self.recorder), self.fleet)
+        self.dispatcher = Dispatcher(self.fleet)
         self.reports: list[Report] = []
         self.hosts: dict[str, list[PuppetHost]] = {"host-0": [], "host-1": []}
 
-    def spawn(self, name: str, client: str) -> WorkerHandle:
-        host = PuppetHost(name, client, [engine.worker for engine in self.crew.engines])
+    def spawn(self, name: str, client: str, fleet: FleetUpdate) -> WorkerHandle:
+        host = PuppetHost(name, client, fleet)
         self.hosts[name].append(host)
         return cast(WorkerHandle, host)
 
     @asynccontextmanager
     async def at_work(self) -> Any:
-        async with a_kept_engine(self.crew.clock, self.crew) as (_, engines):
+        async with a_kept_engine(self.crew.clock, self.crew) as engines:
             keepers = [
-                HostKeeper(self.crew, name, lambda client, name=name: self.spawn(name, client), self.dispatcher, 2)
-                for name in self.hosts
+                HostKeeper(self.crew, name, partial(self.spawn, name), self.dispatcher, 2) for name in self.hosts
             ]
             await asyncio.gather(*(keeper.start() for keeper in keepers))
             tasks = [asyncio.ensure_future(keeper.run()) for keeper in keepers]
@@ -365,35 +339,43 @@ def test_a_host_that_dies_with_its_engine_knows_the_new_one() -> None:
             engines[0].end()
             stage.hosts["host-0"][0].end()
             await settle()
-            assert [stage.hosts[name][-1].engines for name in stage.hosts] == [[engines[1]], [engines[1]]]
+            assert [stage.hosts[name][-1].engines for name in stage.hosts] == [["engine/2"], ["engine/2"]]
 
     on_virtual_clock(main)
 
 
-def test_a_host_that_starts_while_others_are_connected_knows_the_new_engine() -> None:
+def test_a_host_that_was_starting_while_an_engine_joined_is_told() -> None:
     async def main(clock: Clock) -> None:
         stage = Stagehands(clock)
         async with stage.at_work() as engines:
-            stage.hosts["host-0"][0].connect = lambda number, engine: asyncio.sleep(60)  # type: ignore[method-assign]
-            engines[0].end()
-            await settle()
+            starting = asyncio.Event()
+            PuppetHost.ready, ready = (lambda self: starting.wait()), PuppetHost.ready  # type: ignore[method-assign, assignment, return-value]
             stage.hosts["host-1"][0].end()
             await settle()
-            assert stage.hosts["host-1"][1].engines == [engines[1]]
+            PuppetHost.ready = ready  # type: ignore[method-assign]
+            engines[0].end()
+            await settle()
+            assert stage.hosts["host-1"][1].engines == ["engine/1"], "not attached yet"
+            starting.set()
+            await settle()
+            assert stage.hosts["host-1"][1].engines == ["engine/2"]
 
     on_virtual_clock(main)
 
 
 def test_an_error_that_is_no_death_ends_the_run_as_it_is() -> None:
     async def main(clock: Clock) -> None:
+        class BrokenEngine(PuppetEngine):
+            def __init__(self) -> None:
+                super().__init__()
+                self.name = "broken"
+
+            async def run(self) -> None:
+                raise KeyError("a bug")
+
         stage = Stagehands(clock)
-
-        async def broken() -> None:
-            raise KeyError("a bug")
-
-        async with stage.at_work() as engines:
-            engines[0].run = broken
-            keeper = EngineKeeper(stage.crew, 0, lambda: cast(WorkerHandle, PuppetEngine()))
+        async with stage.at_work():
+            keeper = EngineKeeper(stage.crew, lambda: cast(WorkerHandle, BrokenEngine()))
             with pytest.raises(ExceptionGroup) as raised:
                 await keeper.run()
             assert raised.group_contains(KeyError, match="a bug")
@@ -460,7 +442,7 @@ def test_a_request_the_engine_cannot_take_ends_its_run(monkeypatch: pytest.Monke
 
     async def main(clock: Clock) -> None:
         worker = EngineWorker(cast(Blueprint, Sketch()), tmp_path, tmp_path / "engine.log")
-        await worker.ready(EngineState())
+        await worker.ready()
         running = asyncio.ensure_future(worker.run())
         await worker.serve("host-0.1", Orders(requests=[request("7#0")]))
         with pytest.raises(ExceptionGroup) as raised:

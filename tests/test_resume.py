@@ -96,7 +96,8 @@ class Stretch:
     ) -> None:
         rewards = (NamedReward("parity", parity, 1.0, "parity"),)
         blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()), rewards)
-        fleet, dispatcher = Fleet(), Dispatcher(job.rollout.scheduling)
+        fleet = Fleet()
+        dispatcher = Dispatcher.of(job.rollout, fleet)
         async with start_inline(blueprint, fleet, dispatcher, clock, seconds, train_seconds) as trainer:
             drive = assemble(
                 job.control,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleets import proxy_of
 from rollweave.clock import Clock, run_virtual
 from rollweave.config.control import Deadlines
 from rollweave.engines.protocol import Completion, Engine, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed
-from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
 from rollweave.rollout.link import Endpoint, Lease, Report
 from rollweave.rollout.manager import EnvManager, Stage, TurnBarrier
@@ -149,7 +149,7 @@ class Recording(SimulatedEngine):
 def test_a_trajectory_stays_with_its_worker_and_new_ones_go_where_there_is_room() -> None:
     async def main(clock: Clock) -> None:
         engines = [Recording(clock), Recording(clock)]
-        proxy = LLMProxy(engines)
+        proxy = proxy_of(engines)
 
         def ask(trajectory: str, turn: int) -> Any:
             return proxy.generate(request_of(f"{trajectory}#{turn}", trajectory, [1], turn, Sampling()))
@@ -199,7 +199,7 @@ def play(scorer: Any = None, max_context: int = 200, max_turns: int = 10, **beha
         engine: Engine = SimulatedEngine(clock, constant(0.1), lambda rng: 3)
         stage = Stage(
             clock=clock,
-            proxy=LLMProxy([engine]),
+            proxy=proxy_of([engine]),
             environment=lambda task: environment,
             dialogue=ByteDialogue(),
             scorer=scorer or StepRewards(),

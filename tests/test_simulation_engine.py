@@ -17,6 +17,7 @@ from rollweave.config.control import InFlight
 from rollweave.config.hardware import DEVICES, Constants
 from rollweave.config.models import MODELS
 from rollweave.engines.protocol import Completion, Request, Sampling
+from rollweave.errors import EngineGone
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.hardware.engine import GpuEngine
 from rollweave.trajectory import TokenIds, repeat_item
@@ -256,22 +257,23 @@ def test_idle_caches_give_way_to_running_requests() -> None:
     assert drive(main) == 1000
 
 
-def test_what_a_dead_engine_was_asked_begins_again_with_its_successor() -> None:
-    async def main(clock: Clock) -> tuple[Completion, float, Any]:
+def test_every_call_to_a_dead_engine_fails_also_those_that_are_open() -> None:
+    async def main(clock: Clock) -> None:
         engine = gpu_engine(clock, costs())
-        task = await started(engine.generate(request("a", 100, 200)), clock)
+        running, waiting = [await started(engine.generate(request(id, 100, 200)), clock) for id in ("a", "b")]
         await clock.sleep(0.5)
         engine.die()
-        await clock.sleep(10.0)
-        assert not task.done()
-        engine.revive()
-        return await task, clock.now(), await engine.stats()
+        for task in (running, waiting):
+            with pytest.raises(EngineGone):
+                await task
+        for call in (engine.suspend, engine.resume, engine.stats, lambda: engine.prepare(1), lambda: engine.commit(1)):
+            with pytest.raises(EngineGone):
+                await call()
+        with pytest.raises(EngineGone):
+            await engine.generate(request("c", 100, 200))
+        await clock.sleep(100.0)  # no timer of it is left that would fail
 
-    completion, ended, stats = drive(main)
-    alone = Stepping(costs(), [Asked(0, 100, 200)]).run()[0]
-    assert tokens(completion) == 200
-    assert ended == pytest.approx(10.5 + alone)
-    assert stats.sampled_tokens == 200 + stats.restarted_tokens
+    drive(main)
 
 
 def test_experts_that_nobody_chose_are_not_read() -> None:

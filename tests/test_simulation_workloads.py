@@ -138,7 +138,7 @@ def test_simulated_spans_and_contexts_own_no_memory(monkeypatch: pytest.MonkeyPa
     simulate(
         scenario(
             {
-                "steps": 2,
+                "training": {"steps": 2},
                 "cluster": {"pools": pools},
                 "workload": {"tasks": [{"preset": "frozen-lake"}]},
                 "rollout": rollout,

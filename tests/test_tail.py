@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleets import fleet_of
 from rollweave.clock import Clock, run_virtual
 from rollweave.engines.protocol import Completion, Sampling
-from rollweave.fleet.proxy import MovingProxy
+from rollweave.fleet.fleet import Fleet
+from rollweave.fleet.proxy import LLMProxy
+from rollweave.fleet.router import RouteAsk
 from rollweave.pipelines.permits import SharedPool
 from rollweave.seeds import derive
 from rollweave.simulation.durations import constant, lognormal
@@ -33,7 +36,8 @@ class Hall:
     """Engines behind a proxy, and trajectories that ask for one turn after the other."""
 
     engines: list[SimulatedEngine]
-    proxy: MovingProxy
+    fleet: Fleet
+    proxy: LLMProxy
     witness: Witness
 
     @classmethod
@@ -43,7 +47,14 @@ class Hall:
             SimulatedEngine(clock, constant(1.0), lambda rng: rng.randint(1, 9), number=n, witness=witness)
             for n in range(engines)
         ]
-        return cls(made, MovingProxy(made), witness)
+        fleet = fleet_of(made)
+        proxy = LLMProxy(fleet.update())
+        fleet.on_change.append(lambda entry: proxy.update(fleet.update()))
+        return cls(made, fleet, proxy, witness)
+
+    def use(self, engines: int) -> None:
+        """From now on only the first so many."""
+        self.fleet.use(list(self.fleet.entries)[:engines])
 
     async def talk(self, name: str, turns: int) -> list[Completion]:
         answers = []
@@ -70,7 +81,7 @@ def test_moving_changes_nothing_of_what_is_said(engines: int, orders: list[tuple
         async def order_about() -> None:
             for seconds, workers in orders:
                 await clock.sleep(seconds)
-                await hall.proxy.use(min(workers, engines))
+                hall.use(min(workers, engines))
                 for _ in range(3):  # whoever was taken out of an engine notices
                     await clock.sleep(0)
                 assert all(number < workers for number in await hall.working())
@@ -93,11 +104,11 @@ def test_moving_changes_nothing_of_what_is_said(engines: int, orders: list[tuple
 def test_engines_that_are_used_share_the_work_evenly() -> None:
     async def main(clock: Clock) -> None:
         hall = Hall.of(clock, 3)
-        await hall.proxy.use(1)
+        hall.use(1)
         talks = [asyncio.create_task(hall.talk(f"t{n}", turns=9)) for n in range(6)]
         await clock.sleep(0.5)
         assert [(await engine.stats()).running for engine in hall.engines] == [6, 0, 0]
-        assert await hall.proxy.use(3) == 4
+        hall.use(3)
         await clock.sleep(0)
         assert [(await engine.stats()).running for engine in hall.engines] == [2, 2, 2]
         for talk in talks:
@@ -111,11 +122,9 @@ def test_who_is_given_up_while_it_moves_is_given_up() -> None:
         hall = Hall.of(clock, 2)
         talks = [asyncio.create_task(hall.talk(f"t{n}", turns=1)) for n in range(2)]
         await clock.sleep(0.5)
-        moving = asyncio.create_task(hall.proxy.use(1))
-        await clock.sleep(0)  # taken out of its engine, and not yet in the other
+        hall.use(1)  # taken out of its engine, and not yet in the other
         for name in ("t0", "t1"):
             hall.proxy.abort(name)
-        await moving
         assert [talk[0].finish for talk in await asyncio.gather(*talks)] == ["aborted", "aborted"]
 
     run_virtual(main)
@@ -127,7 +136,7 @@ def test_who_was_given_up_is_not_moved() -> None:
         talks = [asyncio.create_task(hall.talk(f"t{n}", turns=1)) for n in range(2)]
         await clock.sleep(0.5)
         hall.proxy.abort("t1")  # its engine has answered; nobody has looked yet
-        assert await hall.proxy.use(1) == 0
+        hall.use(1)
         assert (await talks[1])[0].finish == "aborted"
         assert (await talks[0])[0].finish != "aborted"
 
@@ -137,17 +146,17 @@ def test_who_was_given_up_is_not_moved() -> None:
 def test_members_that_stay_together_move_together() -> None:
     async def main(clock: Clock) -> None:
         hall = Hall.of(clock, 2)
-        await hall.proxy.use(1)
+        hall.use(1)
 
         async def ask(group: int, member: int) -> Completion:
             name = f"g{group}m{member}"
             request = request_of(name, name, [1], derive(group, member), Sampling(max_tokens=8))
-            return await hall.proxy.generate(request, group)
+            hall.proxy.begin(RouteAsk(name, "default", group), None)
+            return await hall.proxy.generate(request)
 
         asked = [asyncio.create_task(ask(group, member)) for group in range(2) for member in range(3)]
         await clock.sleep(0.5)
-        assert await hall.proxy.use(2) == 3
-        assert await hall.proxy.use(2) == 0, "everybody is where it belongs"
+        hall.use(2)
         await clock.sleep(0)
         assert [(await engine.stats()).running for engine in hall.engines] == [3, 3]
         await asyncio.gather(*asked)

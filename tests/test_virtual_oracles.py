@@ -12,6 +12,7 @@ from rollweave.clock import Deadlock
 from rollweave.config.control import CheckpointConfig
 from rollweave.config.job import Job
 from rollweave.errors import first_cause
+from rollweave.fleet.fleet import EngineEntry
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.meters import TokenBooks
 from rollweave.rollout.dispatcher import Dispatcher
@@ -147,9 +148,9 @@ def failures_score_zero(patch: pytest.MonkeyPatch) -> None:
 
 
 def do_not_verify(patch: pytest.MonkeyPatch) -> None:
-    async def prepare(self: WeightSync, number: int, version: int) -> Fingerprint:
-        assert self._pushed is not None
-        return self._pushed
+    async def prepare(self: WeightSync, entry: EngineEntry, version: int, pushed: Fingerprint) -> Fingerprint:
+        entry.staged = version
+        return pushed
 
     patch.setattr(WeightSync, "_prepare", prepare)
 

@@ -214,7 +214,7 @@ def tokens_are_booked(job: Job, world: World, run: SimulatedRun) -> None:
 def waste_is_reported(run: SimulatedRun) -> None:
     """The rows add up to the attempts that ended without being trained, until the last row was written."""
     events = run.recorder.events
-    last = max(n for n, event in enumerate(events) if event.name == "phase.end" and event.data["phase"] == "eval")
+    last = max(n for n, event in enumerate(events) if event.name == "step.end")
     wasted: Counter[str] = Counter()
     for event in events[:last]:
         if event.name == "attempt.end" and event.data["end"] != "trained":
@@ -257,16 +257,27 @@ def failures_are_no_rewards(job: Job, world: World, run: SimulatedRun) -> None:
 
 
 def weights_change_when_all_have_them(run: SimulatedRun) -> None:
-    """No engine changes to a version before every engine has verified it, and none skips or repeats one."""
+    """No engine that serves changes to a version before every one of them has verified it, and none skips or repeats
+    one. An engine that joins serves only with the version that the others have, and nothing else is asked of it."""
     prepared: defaultdict[int, set[int]] = defaultdict(set)
     current: Counter[int] = Counter()
-    everybody = set(range(len(run.engines)))
+    serving: set[int] = set()
     for what, engine, version in run.witness.weights:
-        if what == "prepared":
+        if what == "serving":
+            others = {current[other] for other in serving}
+            assert not others or others == {version}, f"engine {engine} joined with {version}, the others have {others}"
+            assert current[engine] == version
+            serving.add(engine)
+        elif what == "gone":
+            serving.discard(engine)
+        elif what == "prepared":
             prepared[version].add(engine)
-        else:
-            assert prepared[version] == everybody, f"engine {engine} took version {version} before all had it"
+        elif engine in serving:
+            assert serving <= prepared[version], f"engine {engine} took version {version} before all had it"
             assert version == current[engine] + 1
+            current[engine] = version
+        else:
+            assert engine in prepared[version] and version > current[engine]
             current[engine] = version
 
 

@@ -46,11 +46,12 @@ def _job(environments: int, turns: int) -> Job:
 
 
 async def _run(job: Job, clock: Clock) -> float:
-    engine, fleet, dispatcher = NullEngine(), Fleet(), Dispatcher()
+    engine, fleet = NullEngine(), Fleet()
+    dispatcher = Dispatcher(fleet)
     fleet.join(EngineEntry("null-0/1", engine))
     host: EnvHost
     link = dispatcher.attach(lambda packet: host.link.receive(packet), job.rollout.slots)
-    host = EnvHost(_stage(job, engine, clock), link.receive)
+    host = EnvHost(_stage(job, fleet, clock), link.receive)
     source, recorder = SeedSource("null", job.seed), Recorder(clock.now)
     drive = assemble(job.control, fleet, dispatcher, NullTrainer(), source, (), Path("unused"), clock, recorder)
     async with asyncio.TaskGroup() as tasks:
@@ -63,6 +64,6 @@ async def _run(job: Job, clock: Clock) -> float:
     return engine.answered / seconds
 
 
-def _stage(job: Job, engine: NullEngine, clock: Clock) -> Stage:
-    proxy = LLMProxy([engine])
+def _stage(job: Job, fleet: Fleet, clock: Clock) -> Stage:
+    proxy = LLMProxy(fleet.update())
     return Stage.of(job.control, clock, proxy, lambda task: NullEnvironment(), NullDialogue(), NullScorer())

@@ -76,7 +76,8 @@ def learn(job: Job, policy: Path, target: float) -> Curve:
 async def _learn(job: Job, policy: Path, target: float, curve: Curve, clock: Clock) -> None:
     blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()))
     loop: Loop
-    fleet, dispatcher = Fleet(), Dispatcher(job.rollout.scheduling)
+    fleet = Fleet()
+    dispatcher = Dispatcher.of(job.rollout, fleet)
 
     def on_row(step: int, row: MetricsRow) -> None:
         curve.add(row)

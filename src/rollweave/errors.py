@@ -8,6 +8,7 @@
     ├── RunFolderError        a run folder that exists, is incomplete or cannot be written
     ├── UntrainableBatch      data without log-probs, versions or transforms reached the trainer
     ├── DeadlineExceeded      a wait took too long (defined in clock.py)
+    ├── EngineGone            an engine died or left; requests go to another one
     └── WorkerDied            a worker process of the run was killed or crashed
 
 Programming errors (TypeError, AssertionError, ...) are not wrapped and always show a traceback.
@@ -42,6 +43,10 @@ class RunFolderError(RollweaveError):
 
 class UntrainableBatch(RollweaveError):
     pass
+
+
+class EngineGone(RollweaveError):
+    """An engine died or left the run. What it was asked can be asked of another one."""
 
 
 class WorkerDied(RollweaveError):

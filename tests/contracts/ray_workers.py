@@ -11,7 +11,7 @@ from typing import Any
 from rollweave.config.job import Job
 from rollweave.environments.registry import EnvironmentFactory
 from rollweave.runtimes.blueprint import Blueprint
-from rollweave.runtimes.ray_clients import EngineState, WorkerHandle
+from rollweave.runtimes.ray_clients import WorkerHandle
 from rollweave.runtimes.ray_workers import EngineWorker, TrainerWorker
 from rollweave.weights.store import SharedMemoryStore
 
@@ -27,7 +27,7 @@ class RayWorkers:
 
     def engine(self, in_flight: str) -> WorkerHandle:
         if in_flight not in self._started:
-            self._started[in_flight] = worker = self._start(EngineWorker, in_flight, EngineState())
+            self._started[in_flight] = worker = self._start(EngineWorker, in_flight)
             self._running.append(worker.actor.run.remote())
         return self._started[in_flight]
 
@@ -44,13 +44,13 @@ class RayWorkers:
     def weights(self) -> dict[str, Any]:
         return Blueprint(job("recompute"), self.policy, EnvironmentFactory({})).trainer().weights()
 
-    def _start(self, kind: type, in_flight: str, *state: Any) -> WorkerHandle:
+    def _start(self, kind: type, in_flight: str) -> WorkerHandle:
         import ray
 
         log = self.store.folder / f"{kind.__name__}-{in_flight}.log"
         blueprint = Blueprint(job(in_flight), self.policy, EnvironmentFactory({}))
         actor = ray.remote(kind).options(num_cpus=0).remote(blueprint, self.store.folder, log)
-        ray.get(actor.ready.remote(*state))
+        ray.get(actor.ready.remote())
         return WorkerHandle(actor, log.stem, log)
 
 

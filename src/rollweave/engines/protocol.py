@@ -94,9 +94,8 @@ class EngineStats:
     """Resident memory of the engine's process."""
 
 
-class Engine(Protocol):
-    """Implemented by `EngineLoop` around the torch engine, by the simulated engines and by the clients of engines in
-    other processes."""
+class EngineClient(Protocol):
+    """An engine as hosts see it. An engine that is gone raises `EngineGone` from `generate`."""
 
     def generate(self, request: Request) -> Awaitable[Completion]:
         """Add a request; done the moment it ends (also when aborted)."""
@@ -107,8 +106,12 @@ class Engine(Protocol):
         ...
 
     def release(self, trajectory: str) -> None:
-        """The trajectory has ended: its KV cache may go."""
+        """The trajectory has ended, or goes on elsewhere: its KV cache may go."""
         ...
+
+
+class EngineControl(Protocol):
+    """An engine as the driver sees it. An engine that is gone raises `EngineGone` from every call."""
 
     async def suspend(self) -> None:
         """Returns once no step is running and none will start. It nests: each `suspend` wants its `resume`."""
@@ -125,6 +128,10 @@ class Engine(Protocol):
         ...
 
     async def stats(self) -> EngineStats: ...
+
+
+class Engine(EngineClient, EngineControl, Protocol):
+    """Both in one process: `EngineLoop` around the torch engine, the simulated engines."""
 
 
 class SteppedEngine(Protocol):

@@ -1,24 +1,24 @@
-"""Fleet: the engines of a run. It lives in the driver; other parts ask it and keep no list of their own.
+"""Fleet: the engines of a run, and which trajectory is where. It lives in the driver; other parts ask it.
 
-An engine joins under an id that is never used again, serves, and may be gone one day. Its counters stay in the totals
-then, so rates, which are differences of totals, never go back.
+    join ─▶ starting ─▶ serving ◀──▶ draining        WeightSync lets a newcomer serve once it holds the fleet's weights
+                └──────────┴──▶ gone ◀──┘            whoever meets a dead engine says `lose`; nothing waits for it
+
+An engine joins under an id that is never used again. When it is gone its counters stay in the totals, so rates, which
+are differences of totals, never go back. Every change raises `revision`, is an event, and is sent to the hosts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
 
-from rollweave.engines.protocol import Engine, EngineStats
-from rollweave.fleet.proxy import MovingProxy
-
-EngineId = str
-"""`h20-3/1`: pool, number in it, and life: the successor of an engine that died has another id."""
-
-EngineState = Literal["starting", "serving", "draining", "gone"]
+from rollweave.engines.protocol import EngineControl, EngineStats
+from rollweave.errors import EngineGone
+from rollweave.fleet.view import EngineId, EngineInfo, EngineState, FleetUpdate, FleetView
+from rollweave.observability.events import Emitter
+from rollweave.observability.jsonl import Json
 
 GAUGES = frozenset({"running", "waiting", "version", "checksum", "memory_mb"})
 """What an engine says about now. Everything else it counts since its start."""
@@ -31,15 +31,24 @@ class EngineEntry:
     """One engine as the driver knows it."""
 
     id: EngineId
-    engine: Engine
+    control: EngineControl
+    address: object = None
+    """What a host reaches it by; None: `control` itself, in this process."""
     pool: str = "engine"
     device: str = ""
     tasks: tuple[str, ...] = ()
     """Tasks whose trajectories prefer it; none: it takes any."""
-    state: EngineState = "serving"
+    state: EngineState = "starting"
     version: int = 0
+    staged: int = 0
+    """The newest version that it has verified."""
+    stood: int = 0
+    """How often it was told to stand still."""
     seen: EngineStats = field(default_factory=EngineStats)
     """What it said of itself when it was last asked."""
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(self.id, self.state, self.tasks, self.control if self.address is None else self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,7 @@ class FleetStats:
     totals: EngineStats
     """The sum of all counters since the start of the run."""
     engines: tuple[EngineStats, ...]
-    """Of each engine that serves."""
+    """Of each engine that lives."""
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -65,62 +74,182 @@ class Fleet:
     def __init__(self) -> None:
         self.entries: dict[EngineId, EngineEntry] = {}
         """In order of joining, which breaks ties."""
-        self.mover: MovingProxy | None = None
-        """The proxy of this process, if it can move requests from engine to engine."""
+        self.revision = 0
+        self.version = 0
+        """What the engines generate with; written by WeightSync alone."""
+        self.catching_up = False
+        """Whether an engine that joins has to catch up first. Before there is a WeightSync, it serves at once."""
+        self.newcomers: asyncio.Queue[EngineId] = asyncio.Queue()
+        """Engines that have joined and not caught up."""
+        self.on_change: list[Callable[[EngineEntry], None]] = []
+        self.moves = 0
+        """Trajectories that changed their engine, since the start."""
+        self._recorder: Emitter | None = None
+        self._view = FleetView()
+        self._places: dict[str, EngineId] = {}
+        """Attempt -> the engine that it was leased with or has moved to."""
+        self._left = asyncio.Event()
+        """A trajectory has left an engine."""
+        self._standing = 0
+
+    def listen(self, recorder: Emitter) -> None:
+        """From now on changes are events; first the engines that are there."""
+        self._recorder = recorder
+        for entry in self.living():
+            recorder.emit("engine.join", engine=entry.id, pool=entry.pool, device=entry.device, tasks=list(entry.tasks))
+
+    # ------------------------------------------------------------------------------------------- joining and leaving
 
     def join(self, entry: EngineEntry) -> None:
-        """A new engine, which holds the weights that the fleet has."""
+        """A new engine. It is asked nothing before it has caught up with the weights of the others."""
         assert entry.id not in self.entries, f"two engines are called {entry.id}"
         self.entries[entry.id] = entry
+        self._tell("engine.join", engine=entry.id, pool=entry.pool, device=entry.device, tasks=list(entry.tasks))
+        if self.catching_up:
+            self.newcomers.put_nowait(entry.id)
+        else:
+            self._change(entry, "serving")
+
+    def serve(self, entry: EngineEntry) -> None:
+        """It holds the weights of the others, and stands still if they do."""
+        assert entry.version == self.version, f"{entry.id} has version {entry.version}, the fleet {self.version}"
+        self._tell("engine.serve", engine=entry.id, version=entry.version)
+        self._change(entry, "serving")
+
+    def use(self, ids: Collection[EngineId]) -> None:
+        """From now on trajectories go to these engines only; what the others hold moves."""
+        drained = [e for e in self.living() if e.state == "serving" and e.id not in ids]
+        reopened = [e for e in self.living() if e.state == "draining" and e.id in ids]
+        for entry in drained:
+            entry.state = "draining"
+        for entry in reopened:
+            entry.state = "serving"
+        if changed := drained + reopened:
+            self._tell("fleet.use", engines=list(ids))
+            self._change(changed[0], changed[0].state)
+
+    def lose(self, id: EngineId, cause: str) -> None:
+        """It is gone for good. Saying so twice does no harm."""
+        entry = self.entries[id]
+        if entry.state == "gone":
+            return
+        for attempt in [attempt for attempt, engine in self._places.items() if engine == id]:
+            self.leave(attempt)
+        self._tell("engine.gone", engine=id, cause=cause)
+        self._change(entry, "gone")
+
+    @contextmanager
+    def surviving(self, entry: EngineEntry) -> Iterator[None]:
+        """Around a call to an engine: if it is gone, the fleet loses it and the caller goes on with the others."""
+        try:
+            yield
+        except EngineGone as error:
+            self.lose(entry.id, str(error))
+
+    def _change(self, entry: EngineEntry, state: EngineState) -> None:
+        entry.state = state
+        self.revision += 1
+        for hear in self.on_change:
+            hear(entry)
+
+    def _tell(self, event: str, **data: Json) -> None:
+        if self._recorder is not None:
+            self._recorder.emit(event, **data)
+
+    # ---------------------------------------------------------------------------------------------- who is there
 
     def serving(self) -> list[EngineEntry]:
         """The engines that requests may go to, in order of joining."""
         return [entry for entry in self.entries.values() if entry.state == "serving"]
 
-    def __len__(self) -> int:
-        return len(self.serving())
+    def living(self) -> list[EngineEntry]:
+        """Those that serve or drain: they hold the fleet's weights and may hold requests."""
+        return [entry for entry in self.entries.values() if entry.state in ("serving", "draining")]
+
+    @property
+    def size(self) -> int:
+        return len(self.living())
+
+    def update(self) -> FleetUpdate:
+        """What a host has to know."""
+        return FleetUpdate(self.revision, tuple(entry.info() for entry in self.living()))
+
+    @property
+    def view(self) -> FleetView:
+        """Where a trajectory may go now. (Made anew after a change when it is next asked for: a thousand engines that
+        join one by one would make it a thousand times.)"""
+        if self._view.revision != self.revision:
+            self._view.update(self.update())
+        return self._view
+
+    # ------------------------------------------------------------------------------------------------ trajectories
+
+    def place(self, attempt: str, engine: EngineId) -> None:
+        """A trajectory was leased with this engine, or has moved to it."""
+        if attempt in self._places:
+            self.moves += 1
+            self.leave(attempt)
+        entry = self.entries.get(engine)
+        if entry is not None and entry.state != "gone":
+            self._places[attempt] = engine
+            self.view.hold(engine, +1)
+
+    def leave(self, attempt: str) -> None:
+        """The trajectory has ended, or its engine has."""
+        engine = self._places.pop(attempt, None)
+        if engine is not None:
+            self.view.hold(engine, -1)
+            self._left.set()
+
+    async def emptied(self, ids: Collection[EngineId]) -> None:
+        """Waits until no trajectory is on these engines. A host says that one moved when its engine let go of it."""
+        while any(engine in ids for engine in self._places.values()):
+            self._left.clear()
+            await self._left.wait()
+
+    # ------------------------------------------------------------------------------------------------- all of them
 
     @asynccontextmanager
     async def standing(self) -> AsyncIterator[None]:
-        """Inside, the engines stand still."""
-        entries = self.serving()
-        await asyncio.gather(*(entry.engine.suspend() for entry in entries))
+        """Inside, the engines stand still, one that joins meanwhile too. It nests."""
+        self._standing += 1
+        await asyncio.gather(*(self.stand(entry) for entry in self.living()))
         try:
             yield
         finally:
-            await asyncio.gather(*(entry.engine.resume() for entry in entries))
+            self._standing -= 1
+            await asyncio.gather(*(self._go_on(entry) for entry in self.living()))
+
+    async def stand(self, entry: EngineEntry) -> None:
+        """Let one engine stand still if the fleet does."""
+        with self.surviving(entry):
+            while entry.stood < self._standing:
+                entry.stood += 1
+                await entry.control.suspend()
+
+    async def _go_on(self, entry: EngineEntry) -> None:
+        with self.surviving(entry):
+            while entry.stood > self._standing:
+                entry.stood -= 1
+                await entry.control.resume()
 
     async def look(self) -> FleetStats:
-        """Ask all engines what they have done so far."""
-        for entry in self.serving():
-            entry.seen = await entry.engine.stats()
+        """Ask all engines what they have done so far, side by side."""
+        await asyncio.gather(*(self._look_at(entry) for entry in self.living()))
         return self.last_seen()
+
+    async def _look_at(self, entry: EngineEntry) -> None:
+        with self.surviving(entry):
+            entry.seen = await entry.control.stats()
 
     def last_seen(self) -> FleetStats:
         """What the engines said when they were last asked."""
         totals = EngineStats()
         for entry in self.entries.values():
-            totals = plus(totals, entry.seen)
-        return FleetStats(totals, tuple(entry.seen for entry in self.serving()))
+            totals = _plus(totals, entry.seen)
+        return FleetStats(totals, tuple(entry.seen for entry in self.living()))
 
 
-def plus(one: EngineStats, other: EngineStats) -> EngineStats:
+def _plus(one: EngineStats, other: EngineStats) -> EngineStats:
     """The second with the counters of both."""
     return replace(other, **{name: getattr(one, name) + getattr(other, name) for name in COUNTERS})
-
-
-class LifetimeStats:
-    """Adds up the counters of an engine's lives. What one counted after it was last asked is lost with it."""
-
-    def __init__(self) -> None:
-        self._earlier = EngineStats()
-        self._now = EngineStats()
-
-    def seen(self, stats: EngineStats) -> EngineStats:
-        """Take a look at the living engine; returns its stats with those of its former lives."""
-        self._now = stats
-        return plus(self._earlier, stats)
-
-    def died(self) -> None:
-        self._earlier = plus(self._earlier, self._now)
-        self._now = EngineStats()

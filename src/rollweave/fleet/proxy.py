@@ -1,187 +1,190 @@
-"""LLMProxy: the one door through which environments reach engines.
+"""LLMProxy: the one door through which the environments of a host reach engines.
 
-It picks a worker for each trajectory and stays with it, because that worker holds the trajectory's KV cache; a new
-trajectory goes to the worker that holds the fewest. Members of a group that are to stay together all go to the
-worker their group's number says, so that every host picks the same one without asking. Workers may come in pools:
-then the trajectory's tag says which of them it may go to.
-
-MovingProxy: a proxy that can move requests from engine to engine while they are answered.
-
-Only requests move. What an engine has sampled of an answer goes along and is not sampled again; the next engine
-computes the context anew and goes on. A token is a function of the request's seed, its place and its context, so the
-answer is the one that the first engine would have given.
+A trajectory stays with the engine that it was leased with, because that engine holds its KV cache. When the engine is
+gone or drains, the proxy routes it again on its own view of the fleet and tells the driver. A request that is taken out
+of an engine that drains goes on elsewhere from what was sampled: a token is a function of the request's seed, its place
+and its context, so the answer is the one that the first engine would have given. A request on an engine that died
+begins its turn again. With no engine open, requests wait; their deadline is the turn's.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import replace
-from math import ceil
-from typing import NamedTuple
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from rollweave.engines.protocol import Completion, Engine, Request
+from rollweave.engines.protocol import Completion, EngineClient, Request
+from rollweave.errors import EngineGone
+from rollweave.fleet.router import Route, RouteAsk, choose, surplus
+from rollweave.fleet.view import EngineId, EngineInfo, FleetUpdate, FleetView
 
-Pools = Callable[[str], Sequence[int]]
-"""The numbers of the workers for a tag."""
+Connect = Callable[[EngineInfo], EngineClient]
+"""How a host reaches an engine."""
 
-STALE_ENTRIES = 8
-"""Per worker, before a line is made anew."""
-
-
-class _Line(NamedTuple):
-    """The workers of a pool by how many trajectories they hold."""
-
-    pool: Sequence[int]
-    workers: frozenset[int]
-    entries: list[tuple[int, int]]
-    """(held, worker), a heap; an entry that is no longer true is skipped when it comes up."""
+OnRoute = Callable[[str, Route], None]
+"""Hears that a trajectory changed its engine."""
 
 
-def affinity(tasks: Sequence[Sequence[str]]) -> Pools:
-    """From the tasks that prefer each worker: those that name the task, else those that name none, else all."""
-    everybody = range(len(tasks))
-    open_to_all = [number for number in everybody if not tasks[number]] or everybody
-    named: dict[str, list[int]] = {}
-    for number in everybody:
-        for task in tasks[number]:
-            named.setdefault(task, []).append(number)
-    return lambda tag: named.get(tag, open_to_all)
+def in_this_process(engine: EngineInfo) -> EngineClient:
+    client: EngineClient = engine.address
+    return client
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A trajectory, and where it is."""
+
+    ask: RouteAsk
+    engine: EngineId | None = None
+    client: EngineClient | None = None
+    request: str | None = None
+    """The one that is being answered."""
+    moving: bool = False
+    """Its request is being taken out of its engine, to be given to another."""
+    given_up: bool = False
+    """The answer is not wanted any more."""
 
 
 class LLMProxy:
-    def __init__(self, engines: Sequence[Engine], pool: Pools | None = None) -> None:
-        """`pool`: default: all of them, whatever the tag."""
-        self._engines = list(engines)
-        everybody = range(len(self._engines))
-        self._pool = pool or (lambda tag: everybody)
-        self._home: dict[str, int] = {}
-        self._held = [0] * len(self._engines)
-        self._lines: dict[int, _Line] = {}
-        """By the identity of the pool."""
-        self._latest: dict[str, str] = {}
-        """The latest request of each trajectory: it has one at a time."""
+    def __init__(self, fleet: FleetUpdate, connect: Connect = in_this_process) -> None:
+        self.on_route: OnRoute = lambda attempt, route: None
+        self._connect = connect
+        self._view = FleetView(fleet)
+        self._clients = {engine.id: connect(engine) for engine in fleet.engines}
+        self._guests: dict[str, _Guest] = {}
+        self._changed = asyncio.Event()
+        """The fleet did, or a waiting trajectory was given up."""
 
-    def generate(self, request: Request, group: int | None = None) -> Awaitable[Completion]:
-        """Sample a turn. `group`: the members of this group share a worker."""
-        worker = self._home.get(request.trajectory)
-        if worker is None:
-            pool = self._pool(request.tag)
-            worker = self._least_busy(pool) if group is None else pool[group % len(pool)]
-            self._home[request.trajectory] = worker
-            self._hold(worker, +1)
-        self._latest[request.trajectory] = request.id
-        return self._engines[worker].generate(request)
+    # ----------------------------------------------------------------------------------------- what episodes call
 
-    def abort(self, trajectory: str) -> None:
-        """Stop what is being generated for it; an answer that has ended already is none the worse."""
-        if trajectory in self._home:
-            self._engines[self._home[trajectory]].abort(self._latest[trajectory])
+    def begin(self, ask: RouteAsk, engine: EngineId | None) -> None:
+        """A trajectory begins, on the engine that the driver chose; None: there was none to choose."""
+        guest = self._guests[ask.attempt] = _Guest(ask)
+        if engine is None:
+            return
+        if self._view.is_open(engine):
+            self._settle(guest, engine)
+        else:
+            self._find(guest, "its engine is not open")
 
-    def release(self, trajectory: str) -> None:
-        """The trajectory has ended: forget its worker, free its cache."""
-        worker = self._home.pop(trajectory, None)
-        if worker is not None:
-            self._hold(worker, -1)
-            del self._latest[trajectory]
-            self._engines[worker].release(trajectory)
-
-    def _least_busy(self, pool: Sequence[int]) -> int:
-        """There may be thousands: looking at each of them for every trajectory would take longer than its turns."""
-        line = self._lines.get(id(pool))
-        if line is None or len(line.entries) > STALE_ENTRIES * len(pool):
-            entries = [(self._held[worker], worker) for worker in pool]
-            heapq.heapify(entries)
-            line = self._lines[id(pool)] = _Line(pool, frozenset(pool), entries)
-        entries = line.entries
-        while entries[0][0] != self._held[entries[0][1]]:
-            heapq.heappop(entries)
-        return entries[0][1]
-
-    def _hold(self, worker: int, more: int) -> None:
-        self._held[worker] += more
-        for line in self._lines.values():
-            if worker in line.workers:
-                heapq.heappush(line.entries, (self._held[worker], worker))
-
-
-class MovingProxy(LLMProxy):
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        super().__init__(engines, lambda tag: self._open)
-        self._first = [range(count) for count in range(len(engines) + 1)]
-        """The first so many workers."""
-        self._open = self._first[-1]
-        """The workers that requests may go to."""
-        self._answering: set[str] = set()
-        """Trajectories with a request in an engine."""
-        self._moving: set[str] = set()
-        """Those whose request was taken out of one, to be given to another."""
-        self._given_up: set[str] = set()
-        """Those that nobody wants any more."""
-        self._groups: dict[str, int] = {}
-        """Of trajectories that stay with their group."""
-
-    async def use(self, workers: int) -> int:
-        """From now on only the first so many engines are used, and evenly: what is too much for one, or under way on
-        another, is moved. Returns how many answers were moved. Engines that are not used have nothing to do then."""
-        self._open = self._first[workers]
-        leaving = [trajectory for trajectory in self._surplus() if trajectory not in self._moving]
-        async with AsyncExitStack() as standing:  # requests leave an engine between two of its steps
-            for worker in {self._home[trajectory] for trajectory in leaving}:
-                standing.push_async_callback(self._engines[worker].resume)
-                await self._engines[worker].suspend()
-            moved = [one for one in leaving if one in self._answering and one not in self._given_up]
-            self._moving.update(moved)
-            for trajectory in leaving:
-                if trajectory in self._answering:
-                    super().abort(trajectory)
-                else:  # its next turn finds another home; or it has ended meanwhile
-                    super().release(trajectory)
-        return len(moved)
-
-    def _surplus(self) -> list[str]:
-        """Trajectories that are not where their group belongs now; of the others those beyond each engine's fair share,
-        the newest first to go."""
-        alone = {one: worker for one, worker in self._home.items() if one not in self._groups}
-        fair = ceil(len(alone) / len(self._open))
-        at: list[list[str]] = [[] for _ in self._engines]
-        for trajectory, worker in alone.items():
-            at[worker].append(trajectory)
-        surplus = [one for worker, held in enumerate(at) for one in held[fair if worker in self._open else 0 :]]
-        return surplus + [one for one, group in self._groups.items() if self._home.get(one, 0) != self._belongs(group)]
-
-    def _belongs(self, group: int) -> int:
-        return self._open[group % len(self._open)]
-
-    async def generate(self, request: Request, group: int | None = None) -> Completion:
-        trajectory = request.trajectory
-        if group is not None:
-            self._groups[trajectory] = group
+    async def generate(self, request: Request) -> Completion:
+        """Sample a turn."""
+        guest = self._guests.get(request.trajectory)
+        if guest is None:
+            guest = self._guests[request.trajectory] = _Guest(RouteAsk(request.trajectory, request.tag))
         while True:
-            completion = await self._answer(request, group)
-            if trajectory not in self._moving:
+            client = guest.client
+            if client is None:
+                client = await self._some_engine(guest)
+                if client is None:
+                    return Completion(request.id, list(request.begun), "aborted")
+            guest.request = request.id
+            try:
+                completion = await client.generate(request)
+            except EngineGone:
+                self._flee(guest)
+                continue
+            finally:
+                guest.request = None
+            if not guest.moving:
                 return completion
-            self._moving.discard(trajectory)
-            super().release(trajectory)  # it finds another home
+            self._move(guest)
             if completion.finish != "aborted":  # it ended before it could be taken out
                 return completion
             request = replace(request, begun=tuple(completion.spans))
 
     def abort(self, trajectory: str) -> None:
-        self._moving.discard(trajectory)
-        self._given_up.add(trajectory)
-        super().abort(trajectory)
+        """Stop what is being generated for it; an answer that has ended already is none the worse."""
+        guest = self._guests.get(trajectory)
+        if guest is None:
+            return
+        guest.moving, guest.given_up = False, True
+        if guest.client is None:
+            self._changed.set()
+        elif guest.request is not None:
+            guest.client.abort(guest.request)
 
     def release(self, trajectory: str) -> None:
-        self._moving.discard(trajectory)
-        self._given_up.discard(trajectory)
-        self._groups.pop(trajectory, None)
-        super().release(trajectory)
+        """The trajectory has ended: forget its engine, free its cache."""
+        guest = self._guests.pop(trajectory, None)
+        if guest is not None and guest.client is not None:
+            self._leave(guest)
 
-    async def _answer(self, request: Request, group: int | None) -> Completion:
-        self._answering.add(request.trajectory)
-        try:
-            return await super().generate(request, group)
-        finally:
-            self._answering.discard(request.trajectory)
+    # ------------------------------------------------------------------------------------------------ the fleet
+
+    def update(self, update: FleetUpdate) -> None:
+        """The fleet has changed: what is on an engine that drains or is gone moves, and after a reopening what is too
+        much for one engine."""
+        before = self._view.engines
+        if not self._view.update(update):
+            return
+        now = self._view.engines
+        for id in now.keys() - self._clients.keys():
+            self._clients[id] = self._connect(now[id])
+        for id in self._clients.keys() - now.keys():
+            del self._clients[id]
+        reopened = any(_drains(before.get(id)) and not _drains(engine) for id, engine in now.items())
+        for attempt in self._to_move(reopened):
+            self._send_away(self._guests[attempt])
+        self._changed.set()
+
+    def _to_move(self, reopened: bool) -> list[str]:
+        if reopened:
+            placed = {name: (guest.engine, guest.ask) for name, guest in self._guests.items() if guest.engine}
+            return surplus(placed, self._view)
+        return [name for name, guest in self._guests.items() if guest.engine and not self._view.is_open(guest.engine)]
+
+    def _send_away(self, guest: _Guest) -> None:
+        """Between two turns at once; within one when its engine has given up the request."""
+        if guest.request is None:
+            self._move(guest)
+        elif not guest.given_up and not guest.moving and guest.client is not None:
+            guest.moving = True
+            guest.client.abort(guest.request)
+
+    def _move(self, guest: _Guest) -> None:
+        guest.moving = False
+        self._leave(guest)
+        self._find(guest, "moved")
+
+    def _flee(self, guest: _Guest) -> None:
+        """Its engine is gone."""
+        guest.moving = False
+        assert guest.engine is not None
+        self._view.note_gone(guest.engine)
+        self._clients.pop(guest.engine, None)
+        guest.engine = guest.client = None
+        if not guest.given_up:
+            self._find(guest, "its engine is gone")
+
+    # ------------------------------------------------------------------------------------------------ the place
+
+    async def _some_engine(self, guest: _Guest) -> EngineClient | None:
+        """The place of the trajectory, as soon as an engine is open; None if it is given up before."""
+        while guest.client is None and not guest.given_up:
+            self._find(guest, "")
+            if guest.client is None:
+                self._changed.clear()
+                await self._changed.wait()
+        return guest.client
+
+    def _find(self, guest: _Guest, moved: str) -> None:
+        route = choose(guest.ask, self._view, moved)
+        if route is not None:
+            self._settle(guest, route.engine)
+            self.on_route(guest.ask.attempt, route)
+
+    def _settle(self, guest: _Guest, engine: EngineId) -> None:
+        guest.engine, guest.client = engine, self._clients[engine]
+        self._view.hold(engine, +1)
+
+    def _leave(self, guest: _Guest) -> None:
+        assert guest.engine is not None and guest.client is not None
+        if guest.engine in self._view.engines:
+            self._view.hold(guest.engine, -1)
+        guest.client.release(guest.ask.attempt)
+        guest.engine = guest.client = None
+
+
+def _drains(engine: EngineInfo | None) -> bool:
+    return engine is not None and engine.state == "draining"

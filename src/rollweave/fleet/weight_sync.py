@@ -6,9 +6,10 @@
 
 Every phase has a wait of its own, with a name and a deadline. Digests that do not come back as they were sent stop the
 run, and so does an engine that holds another version than it was told to commit: training on answers of unknown
-weights is worse than not training. Engines may be one published version behind, not two: a store keeps two versions,
-and a successor of an engine that died asks for the one it had. With `blocking` transfer engines stand still while a
-version travels: the baseline that the background transfer is compared with.
+weights is worse than not training. An engine that dies meanwhile is lost to the fleet, and the update goes on with the
+others; an engine that joins catches up before it is asked. Engines may be one published version behind, not two: a
+store keeps two versions, and a newcomer asks for the one that the others have. With `blocking` transfer engines stand
+still while a version travels: the baseline that the background transfer is compared with.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.observability.events import Emitter
 from rollweave.training.protocol import Trainer
 from rollweave.weights.buckets import Fingerprint, WeightMismatch
+from rollweave.weights.store import WeightStoreError
 
 Transfer = Literal["background", "blocking"]
 
@@ -43,24 +45,30 @@ class WeightSync:
         self._recorder = recorder
         self._timeout = timeout
         self._transfer = transfer
-        self._pushed: Fingerprint | None = None
-        """The newest; none: the engines have what they were made from."""
+        fleet.catching_up = True
+        self._pushed: dict[int, Fingerprint] = {}
+        """The versions that engines have or may be given; none: they have what they were made from."""
+        self._swapping = False
+        """Some engines may have the next version already."""
         self._staged: int | None = None
         self._offered: int | None = None
         """The newest version that engines may be given."""
         self._news = asyncio.Event()
         """Something was published or committed."""
-        self.version = 0
-        """What the engines generate with."""
         self.sync_seconds = 0.0
         """Spent on weights since the start: pushing, staging, committing."""
         self.sync_exposed_seconds = 0.0
         """The part of it in which the engines stood still."""
 
     @property
+    def version(self) -> int:
+        """What the engines generate with."""
+        return self._fleet.version
+
+    @property
     def checksum(self) -> str:
         """Of the newest version published."""
-        return self._pushed.checksum if self._pushed is not None else ""
+        return self._pushed[max(self._pushed)].checksum if self._pushed else ""
 
     async def publish(self, version: int) -> None:
         """The trainer hands over what it has. Engines get it with `stage` and `commit`, which need not be awaited
@@ -91,28 +99,63 @@ class WeightSync:
         """Every engine pulls and verifies the version that is published, beside what it generates."""
         if version in (self.version, self._staged):
             return
-        started = self._clock.now()
-        echoed = await asyncio.gather(*(self._prepare(entry, version) for entry in self._fleet.serving()))
+        started, pushed = self._clock.now(), self._pushed.get(version)
+        echoed = await asyncio.gather(*(self._prepare(entry, version, pushed) for entry in self._fleet.living()))
         seconds = self._clock.now() - started
         self._staged = version
         self.sync_seconds += seconds
-        self._recorder.emit(
-            "weights.stage", version=version, echoed=[fingerprint.checksum for fingerprint in echoed], seconds=seconds
-        )
+        checksums = [fingerprint.checksum for fingerprint in echoed if fingerprint is not None]
+        self._recorder.emit("weights.stage", version=version, echoed=checksums, seconds=seconds)
 
     async def commit(self, version: int) -> None:
         """stage, then suspend → update → resume. What becomes of answers under way is the engines' `in_flight`."""
         if version == self.version:
             return
         await self.stage(version)
+        pushed = self._pushed.get(version)
+        while late := [entry for entry in self._fleet.living() if entry.staged != version]:  # they joined meanwhile
+            await asyncio.gather(*(self._prepare(entry, version, pushed) for entry in late))
         started = self._clock.now()
-        stood = await asyncio.gather(*(self._swap(entry, version) for entry in self._fleet.serving()))
-        seconds = self._clock.now() - started
-        self.version = version
+        self._swapping = True
+        stood = await asyncio.gather(*(self._swap(entry, version, pushed) for entry in self._fleet.living()))
+        self._swapping = False
+        seconds, exposed = self._clock.now() - started, max(stood, default=0.0)
+        self._fleet.version = version
+        self._pushed = {number: pushed for number, pushed in self._pushed.items() if number >= version}
         self.sync_seconds += seconds
-        self.sync_exposed_seconds += max(stood)
-        self._recorder.emit("weights.commit", version=version, seconds=seconds, exposed_seconds=max(stood))
+        self.sync_exposed_seconds += exposed
+        self._recorder.emit("weights.commit", version=version, seconds=seconds, exposed_seconds=exposed)
         self._news.set()
+
+    async def welcome(self) -> None:
+        """Let engines that join catch up, each by itself, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                entry = self._fleet.entries[await self._fleet.newcomers.get()]
+                tasks.create_task(self.catch_up(entry), name=f"{entry.id} catches up")
+
+    async def catch_up(self, entry: EngineEntry) -> None:
+        """Give a newcomer the version that the others have, again if they have changed it meanwhile; then it serves.
+        Nothing waits for it."""
+        while entry.state == "starting":
+            await self._until(lambda: not self._swapping, f"the engines to have their version, for {entry.id}")
+            version = self.version
+            if version != entry.version:
+                await self._give(entry, version)
+            await self._fleet.stand(entry)
+            if entry.state == "starting" and entry.version == self.version and not self._swapping:
+                self._fleet.serve(entry)
+
+    async def _give(self, entry: EngineEntry, version: int) -> None:
+        pushed = self._pushed.get(version)  # not to be had any more once the others have the next but one
+        try:
+            await self._prepare(entry, version, pushed)
+        except WeightStoreError:  # it has dropped this version: the others have a newer one by now, or soon
+            if version == self.version and not self._swapping:
+                raise
+            return
+        if entry.state == "starting":
+            await self._swap(entry, version, pushed)
 
     async def reached(self, version: int) -> None:
         """Waits until the engines have this version, or a newer one."""
@@ -121,7 +164,7 @@ class WeightSync:
     async def _push(self, version: int) -> None:
         started = self._clock.now()
         with self._wait(f"the trainer to push version {version}"):
-            pushed = self._pushed = await self._trainer.publish(version)
+            pushed = self._pushed[version] = await self._trainer.publish(version)
         seconds = self._clock.now() - started
         self.sync_seconds += seconds
         self._recorder.emit(
@@ -132,37 +175,47 @@ class WeightSync:
             seconds=seconds,
         )
 
-    async def _prepare(self, entry: EngineEntry, version: int) -> Fingerprint:
-        with self._wait(f"{entry.id} to prepare version {version}"):
-            echoed = await entry.engine.prepare(version)
-        if self._pushed is not None and (difference := self._pushed.differs(echoed)):
+    async def _prepare(self, entry: EngineEntry, version: int, pushed: Fingerprint | None) -> Fingerprint | None:
+        """Returns what it has verified; None if it is gone."""
+        with self._fleet.surviving(entry):
+            with self._wait(f"{entry.id} to prepare version {version}"):
+                echoed = await entry.control.prepare(version)
+            self._check_echo(entry, version, pushed, echoed)
+            entry.staged = version
+            return echoed
+        return None
+
+    def _check_echo(self, entry: EngineEntry, version: int, pushed: Fingerprint | None, echoed: Fingerprint) -> None:
+        if pushed is not None and (difference := pushed.differs(echoed)):
             raise WeightMismatch(
                 f"{entry.id} staged other weights than the trainer published as version {version} ({difference}): "
                 "what passed between them is corrupt, and the run stops before it trains on it"
             )
-        return echoed
 
-    async def _swap(self, entry: EngineEntry, version: int) -> float:
+    async def _swap(self, entry: EngineEntry, version: int, pushed: Fingerprint | None) -> float:
         """Between two steps of one engine, whatever the others do; returns how long it stood still."""
-        engine = entry.engine
-        await self._suspend(entry)
-        stood = self._clock.now()
-        with self._wait(f"{entry.id} to commit version {version}"):
-            await engine.commit(version)
-            self._check(entry, version, await engine.stats())  # at once while it stands still
-            await engine.resume()
+        control, stood = entry.control, self._clock.now()
+        with self._fleet.surviving(entry):
+            await self._suspend(entry)
+            stood = self._clock.now()
+            with self._wait(f"{entry.id} to commit version {version}"):
+                await control.commit(version)
+                self._check(entry, version, pushed, await control.stats())  # at once while it stands still
+                await control.resume()
+            entry.version = version
         return self._clock.now() - stood
 
-    def _check(self, entry: EngineEntry, version: int, held: EngineStats) -> None:
-        if (held.version, held.checksum) != (version, self.checksum):
+    def _check(self, entry: EngineEntry, version: int, pushed: Fingerprint | None, held: EngineStats) -> None:
+        checksum = pushed.checksum if pushed is not None else ""
+        if (held.version, held.checksum) != (version, checksum):
             raise WeightMismatch(
                 f"{entry.id} holds version {held.version} ({held.checksum}) where version {version} "
-                f"({self.checksum}) was committed: the run stops before it trains on answers of unknown weights"
+                f"({checksum}) was committed: the run stops before it trains on answers of unknown weights"
             )
 
     async def _suspend(self, entry: EngineEntry) -> None:
         with self._wait(f"{entry.id} to end its step and stand still"):
-            await entry.engine.suspend()
+            await entry.control.suspend()
 
     async def _until(self, true: Callable[[], bool], what: str) -> None:
         """No deadline of its own: whoever is waited for has some."""

@@ -73,6 +73,7 @@ def assemble(
 ) -> Drive:
     """`recorder` hears events as they happen; `on_row` and `on_trajectories` once a step. `permits`: none if the pools
     are this job's own."""
+    fleet.listen(recorder)
     dispatcher.listen(recorder)
     state = RunState()
     scheduler = _scheduler(control, dispatcher, source, stop_tokens, clock, recorder)
@@ -219,7 +220,9 @@ class Drive:
     async def advance(self) -> None:
         """From the version that the loop has to the last step; saves only when a checkpoint is due."""
         async with asyncio.TaskGroup() as tasks:
-            beside = [] if self._concurrency is None else [tasks.create_task(self._concurrency.run())]
+            beside = [tasks.create_task(self.loop.weights.welcome(), name="newcomers")]
+            if self._concurrency is not None:
+                beside.append(tasks.create_task(self._concurrency.run(), name="concurrency"))
             await self._pipeline(self.loop, self.loop.state.version, self._steps)
             for task in beside:
                 task.cancel()

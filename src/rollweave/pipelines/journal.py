@@ -124,7 +124,7 @@ class Journal:
             tokens.settle()
         self._steps.add("recompute", now.recompute_seconds - last.recompute_seconds)
         return {
-            "idle/engine": self._engine_idle.sample(now.busy_seconds, workers=len(self._fleet)),
+            "idle/engine": self._engine_idle.sample(now.busy_seconds, workers=self._fleet.size),
             "memory/engine_mb": stats.memory_mb,
         }
 

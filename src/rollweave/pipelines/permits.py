@@ -25,7 +25,6 @@ from typing import Literal, Protocol
 
 from rollweave.clock import Clock
 from rollweave.fleet.fleet import Fleet
-from rollweave.fleet.proxy import MovingProxy
 from rollweave.observability.events import Emitter
 from rollweave.pipelines.journal import Journal
 from rollweave.pipelines.state import RunState
@@ -92,23 +91,22 @@ TAIL_NODES = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    proxy: MovingProxy
-    engines: int
-    """One for each rollout node."""
+    fleet: Fleet
+    """One engine for each rollout node."""
     source: PermitSource
     scheduler: RolloutScheduler
     recorder: Emitter
 
     async def begin(self, nodes: int | None) -> None:
         """A permit, for so many nodes; None: for all."""
-        await self.proxy.use(nodes or self.engines)
+        await self._use(nodes or self.fleet.size)
 
     async def run(self, partly: bool) -> None:
         """Beside the wait for a batch; given up when the batch is there. `partly`: the permit began on some nodes."""
         if partly:
             await self.source.widened()
-            await self._use(self.engines)
-        keep = ceil(TAIL_NODES * self.engines)
+            await self._use(self.fleet.size)
+        keep = ceil(TAIL_NODES * self.fleet.size)
         await self.scheduler.ended(THRESHOLD)
         await self.source.awaited(keep)
         await self.scheduler.ended(THRESHOLD)  # still: groups may have failed, and others begun in their place
@@ -116,7 +114,11 @@ class Tail:
         await self.source.narrow(keep)
 
     async def _use(self, nodes: int) -> None:
-        if moved := await self.proxy.use(nodes):
+        """From now on only the first so many engines; returns when the others hold nothing any more."""
+        before, ids = self.fleet.moves, [entry.id for entry in self.fleet.living()]
+        self.fleet.use(ids[:nodes])
+        await self.fleet.emptied(ids[nodes:])
+        if moved := self.fleet.moves - before:
             self.recorder.emit("requests.move", moved=moved, nodes=nodes)
 
 
@@ -178,6 +180,4 @@ class PermitGate:
 
 def _tail(source: PermitSource, fleet: Fleet, scheduler: RolloutScheduler, recorder: Emitter) -> Tail | None:
     """Where others may wait for nodes, and there is more than one."""
-    if not source.shared or len(fleet) == 1 or fleet.mover is None:
-        return None
-    return Tail(fleet.mover, len(fleet), source, scheduler, recorder)
+    return Tail(fleet, source, scheduler, recorder) if source.shared and fleet.size > 1 else None

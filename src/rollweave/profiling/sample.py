@@ -15,7 +15,7 @@ from typing import Any
 from rollweave.clock import Clock, run_wall
 from rollweave.config.hardware import Observed
 from rollweave.config.job import Job
-from rollweave.engines.protocol import Engine
+from rollweave.engines.protocol import EngineControl
 from rollweave.environments.registry import source
 from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import MemoryRecorder
@@ -72,7 +72,8 @@ async def _run(job: Job, blueprint: Blueprint, steps: int, folder: Path, clock: 
     stop_tokens = ChatFormat.of(blueprint.policy).stop_tokens
     tasks = source(job.environment, job.seed, Path())
     control = job.control.model_copy(update={"steps": SKIPPED + steps})
-    fleet, dispatcher = Fleet(), Dispatcher(job.rollout.scheduling)
+    fleet = Fleet()
+    dispatcher = Dispatcher.of(job.rollout, fleet)
     async with start_runtime(blueprint, fleet, dispatcher, clock, folder, recorder) as trainer:
         drive = assemble(
             control,
@@ -88,7 +89,7 @@ async def _run(job: Job, blueprint: Blueprint, steps: int, folder: Path, clock: 
             on_trajectories=[lambda step, batch: trajectories.extend(batch)],
         )
         await drive.advance()
-        round_trip = await _round_trip(fleet.serving()[0].engine, clock)
+        round_trip = await _round_trip(fleet.serving()[0].control, clock)
         drive.loop.scheduler.close()
     return Sample(
         _steady(rows),
@@ -100,7 +101,7 @@ async def _run(job: Job, blueprint: Blueprint, steps: int, folder: Path, clock: 
     )
 
 
-async def _round_trip(engine: Engine, clock: Clock) -> float:
+async def _round_trip(engine: EngineControl, clock: Clock) -> float:
     """Measure a call that takes the engine no time of its own."""
     times = []
     for _ in range(QUESTIONS):

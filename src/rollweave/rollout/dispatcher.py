@@ -1,4 +1,6 @@
-"""Dispatcher: hands leases to hosts that have room and brings each report back to whoever asked, once.
+"""Dispatcher: hands leases to hosts that have room and brings each report back to the part that asked, once.
+
+With each lease goes the engine that the trajectory is routed to; hosts are told when the fleet changes.
 
 Leases that were submitted together start together, on one host, and give their room back together; the scheduler
 submits them one by one unless a group is to stay on one worker.
@@ -9,12 +11,15 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rollweave.clock import Waiting
+from rollweave.config.control import RolloutConfig
+from rollweave.fleet.fleet import EngineEntry, Fleet
+from rollweave.fleet.router import Route, RouteAsk, choose
 from rollweave.observability.events import Emitter
-from rollweave.rollout.link import Cancel, Endpoint, Lease, Report, Transport
+from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Moved, Report, ToDriver, Transport
 from rollweave.trajectory import Outcome, Trajectory
 
 OnReport = Callable[[Lease, Report], None]
@@ -30,7 +35,7 @@ class _Seat:
 
     capacity: int
     number: int
-    link: Endpoint[Lease | Cancel, Report] = field(init=False)
+    link: HostLink = field(init=False)
     used: int = 0
     playing: dict[str, None] = field(default_factory=dict)
 
@@ -53,7 +58,16 @@ class _Party:
 
 
 class Dispatcher:
-    def __init__(self, scheduling: Literal["queue", "batch"] = "queue") -> None:
+    def __init__(
+        self,
+        fleet: Fleet | None = None,
+        scheduling: Literal["queue", "batch"] = "queue",
+        together: bool = False,
+    ) -> None:
+        """`together`: the members of a group share an engine."""
+        self._fleet = fleet if fleet is not None else Fleet()
+        self._fleet.on_change.append(self._tell_hosts)
+        self._together = together
         self.limit: int | None = None
         """The most episodes to play at once over all hosts; None: as many as they have room for."""
         self.recorder: Emitter | None = None
@@ -75,17 +89,24 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------------- hosts
 
-    def attach(self, transport: Transport, capacity: int) -> Endpoint[Lease | Cancel, Report]:
-        """A new host that can play `capacity` episodes at once; returns our end of the link to it."""
+    @classmethod
+    def of(cls, rollout: RolloutConfig, fleet: Fleet) -> Dispatcher:
+        return cls(fleet, rollout.scheduling, together=not rollout.prompt_replication)
+
+    def attach(self, transport: Transport, capacity: int, revision: int | None = None) -> HostLink:
+        """A new host that can play `capacity` episodes at once; returns our end of the link to it. `revision`: of the
+        fleet that it knows, if that is not the present one."""
         seat = _Seat(capacity, next(self._numbers))
-        seat.link = Endpoint(transport, lambda report: self._hear(seat, report))
+        seat.link = Endpoint(transport, lambda message: self._hear(seat, message))
         self._seats.append(seat)
+        if revision not in (None, self._fleet.revision):
+            self._tell_of_fleet(seat)
         if self.recorder is not None:
             self.recorder.emit("host.attach", host=seat.number, capacity=capacity)
         self._fill()
         return seat.link
 
-    def detach(self, link: Endpoint[Lease | Cancel, Report]) -> None:
+    def detach(self, link: HostLink) -> None:
         """A host is dead: what it played is reported as lost with it."""
         seat = next(seat for seat in self._seats if seat.link is link)
         self._seats.remove(seat)
@@ -128,7 +149,7 @@ class Dispatcher:
         """Whether a lease that has not been reported was handed to a host."""
         return self._parties[id].seat is not None
 
-    def player(self, id: str) -> tuple[Lease, Endpoint[Lease | Cancel, Report]] | None:
+    def player(self, id: str) -> tuple[Lease, HostLink] | None:
         """The lease of this id and the link to the host that plays it, if one does."""
         party = self._parties.get(id)
         return None if party is None or party.seat is None else (self._leases[id], party.seat.link)
@@ -173,11 +194,36 @@ class Dispatcher:
         for lease in party.leases:
             seat.playing[lease.id] = None
             self._tell("episode.begin", lease)
+            route = choose(RouteAsk(lease.id, lease.task.environment, self._group(lease)), self._fleet.view)
+            if route is not None:
+                self._place(lease.id, route)
+                lease = replace(lease, engine=route.engine)
             seat.link.say(lease.id, lease)
 
-    def _hear(self, seat: _Seat, report: Report) -> None:
-        if report.lease in seat.playing:  # not the late word of a host that was given up for dead
-            self._end(report)
+    def _group(self, lease: Lease) -> int | None:
+        return lease.group if self._together else None
+
+    def _place(self, attempt: str, route: Route) -> None:
+        self._fleet.place(attempt, route.engine)
+        if self.recorder is not None:
+            engine, reason, inputs = route
+            self.recorder.emit("route", attempt=attempt, engine=engine, reason=reason, **inputs)
+
+    def _tell_hosts(self, changed: EngineEntry) -> None:
+        for seat in self._seats:
+            self._tell_of_fleet(seat)
+
+    def _tell_of_fleet(self, seat: _Seat) -> None:
+        update = self._fleet.update()
+        seat.link.say(f"fleet.{update.revision}", update)
+
+    def _hear(self, seat: _Seat, message: ToDriver) -> None:
+        if message.lease not in seat.playing:  # the late word of a host that was given up for dead
+            return
+        if isinstance(message, Moved):
+            self._place(message.lease, message.route)
+        else:
+            self._end(message)
             self._fill()
 
     def _end(self, report: Report) -> None:
@@ -188,6 +234,7 @@ class Dispatcher:
             party.leases = [other for other in party.leases if other.id != report.lease]
             if not party.leases:
                 party.seat.used -= party.size
+            self._fleet.leave(lease.id)
             self._tell("episode.end", lease)
         party.on_report(lease, report)
 

@@ -8,8 +8,11 @@ the lease is reported, unplayed, when it arrives. One that comes after the repor
 from __future__ import annotations
 
 import asyncio
+import itertools
 
-from rollweave.rollout.link import Cancel, Endpoint, Lease, Report, Transport
+from rollweave.fleet.router import Route
+from rollweave.fleet.view import FleetUpdate
+from rollweave.rollout.link import Endpoint, Lease, Moved, ToDriver, ToHost, Transport
 from rollweave.rollout.manager import EnvManager, Stage
 
 
@@ -21,7 +24,9 @@ class EnvHost:
         self._playing: dict[str, EnvManager] = {}
         self._cancelled: set[str] = set()
         """Leases that were cancelled before they were begun."""
-        self.link: Endpoint[Report, Lease | Cancel] = Endpoint(transport, self._hear)
+        self._moves = itertools.count()
+        self.link: Endpoint[ToDriver, ToHost] = Endpoint(transport, self._hear)
+        stage.proxy.on_route = self._tell_moved
 
     async def run(self) -> None:
         """Play what is leased, until cancelled."""
@@ -35,9 +40,11 @@ class EnvHost:
             finally:
                 self._tasks = None  # leases that still arrive are not begun
 
-    def _hear(self, message: Lease | Cancel) -> None:
+    def _hear(self, message: ToHost) -> None:
         if isinstance(message, Lease):
             self._start(message)
+        elif isinstance(message, FleetUpdate):
+            self._stage.proxy.update(message)
         elif message.lease in self._playing:
             self._playing[message.lease].cancel()
         elif not self.link.has_heard(message.lease) or any(lease.id == message.lease for lease in self._early):
@@ -51,6 +58,9 @@ class EnvHost:
         manager.cancelled = lease.id in self._cancelled
         self._cancelled.discard(lease.id)
         self._tasks.create_task(self._play(manager), name=manager.name)
+
+    def _tell_moved(self, attempt: str, route: Route) -> None:
+        self.link.say(f"moved.{next(self._moves)}", Moved(attempt, route))
 
     async def _play(self, manager: EnvManager) -> None:
         report = await manager.play()

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from rollweave.engines.protocol import Sampling
+from rollweave.fleet.router import Route
+from rollweave.fleet.view import EngineId, FleetUpdate
 from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory
 
@@ -122,6 +124,8 @@ class Lease:
     sampling: Sampling
     version: int
     """The engine version at admission."""
+    engine: EngineId | None = None
+    """Where the driver routed the trajectory; None: no engine was open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,14 @@ class Cancel:
     """Stop playing a lease. It is reported all the same, as `aborted` (or as it ended, if that was sooner)."""
 
     lease: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A host has routed a trajectory again: its engine is gone or drains, or there was none before."""
+
+    lease: str
+    route: Route
 
 
 @dataclass(slots=True)
@@ -143,3 +155,9 @@ class Report:
     reward_failed: bool = False
     host_died: bool = False
     """Nobody knows how far it got: said by the dispatcher in the place of a host that is gone."""
+
+
+ToHost = Lease | Cancel | FleetUpdate
+ToDriver = Report | Moved
+HostLink = Endpoint[ToHost, ToDriver]
+"""The driver's end of the link to a host."""

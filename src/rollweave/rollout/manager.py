@@ -24,6 +24,7 @@ from rollweave.engines.protocol import Completion, Request
 from rollweave.environments.protocol import Environment, Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed, RollweaveError
 from rollweave.fleet.proxy import LLMProxy
+from rollweave.fleet.router import RouteAsk
 from rollweave.rollout.link import Lease, Report
 from rollweave.seeds import derive
 from rollweave.tasks import Task
@@ -151,6 +152,8 @@ class EnvManager:
 
     async def play(self) -> Report:
         reward_failed = False
+        group = None if self.stage.prompt_replication else self.lease.group
+        self.stage.proxy.begin(RouteAsk(self.lease.id, self.lease.task.environment, group), self.lease.engine)
         try:
             await self._play_episode()
         except (EpisodeCancelled, DeadlineExceeded, EnvironmentFailed) as error:
@@ -261,7 +264,7 @@ class EnvManager:
         wait.what = f"generation of turn {turn}"
         try:
             with wait:
-                completion = await stage.proxy.generate(request, None if stage.prompt_replication else lease.group)
+                completion = await stage.proxy.generate(request)
         except (DeadlineExceeded, asyncio.CancelledError):
             stage.proxy.abort(lease.id)
             raise

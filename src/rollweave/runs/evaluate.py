@@ -82,8 +82,9 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
     if not held_out:
         raise ConfigError("environment: no tasks are held out; set environment.held_out above 0")
     sampling = greedy(job.rollout.sampling, ChatFormat.of(policy).stop_tokens)
-    dispatcher = Dispatcher(job.rollout.scheduling)
-    async with start_players(blueprint, Fleet(), dispatcher, clock, MemoryStore()):
+    fleet = Fleet()
+    dispatcher = Dispatcher.of(job.rollout, fleet)
+    async with start_players(blueprint, fleet, dispatcher, clock, MemoryStore()):
         recorder, rollout = Recorder(clock.now), job.rollout
         evaluator = Evaluator(
             held_out, sampling, dispatcher, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch

@@ -210,7 +210,8 @@ class Session:
         with Logbook(self.folder, self.job.logging, self.start, clock.now, chat.tokenizer.decode) as log:
             log.recorder.sinks.append(self._announce)
             self._record_start(log.recorder)
-            fleet, dispatcher = Fleet(), Dispatcher(self.job.rollout.scheduling)
+            fleet = Fleet()
+            dispatcher = Dispatcher.of(self.job.rollout, fleet)
             logs = self.folder.logs
             async with start_runtime(blueprint, fleet, dispatcher, clock, logs, log.recorder) as trainer:
                 drive = assemble(

@@ -21,7 +21,7 @@ from rollweave.engines.loop import EngineLoop, StepSeconds
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments
 from rollweave.fleet.fleet import EngineEntry, Fleet
-from rollweave.fleet.proxy import LLMProxy, MovingProxy
+from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.runtimes.blueprint import Blueprint, cores
@@ -82,8 +82,7 @@ async def start_players(
         ]
         for number, engine in enumerate(engines):
             fleet.join(EngineEntry(f"engine-{number}/1", engine))
-        fleet.mover = MovingProxy(engines) if len(engines) > 1 else None
-        stage = blueprint.stage(fleet.mover or LLMProxy(engines), clock)
+        stage = blueprint.stage(LLMProxy(fleet.update()), clock)
         host: EnvHost
         link = dispatcher.attach(lambda packet: host.link.receive(packet), blueprint.job.rollout.slots)
         host = EnvHost(stage, link.receive)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,13 @@ from rollweave.clock import Clock
 from rollweave.config.job import RayRuntime
 from rollweave.errors import ConfigError
 from rollweave.fleet.colocated import TakingTurns
-from rollweave.fleet.fleet import EngineEntry, Fleet
+from rollweave.fleet.fleet import Fleet
+from rollweave.fleet.view import FleetUpdate
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.layout import Layout, layout
-from rollweave.runtimes.ray_clients import RayEngine, RayTrainer, Restarts, WorkerHandle
+from rollweave.runtimes.ray_clients import RayTrainer, Restarts, WorkerHandle
 from rollweave.runtimes.ray_keepers import Crew, EngineKeeper, HostKeeper
 from rollweave.runtimes.ray_workers import EngineWorker, HostWorker, TrainerWorker
 from rollweave.training.protocol import Trainer
@@ -50,22 +51,18 @@ async def start_ray(
 ) -> AsyncIterator[Trainer]:
     """The workers of a job on Ray: started with the block, gone with it."""
     with shared_folder() as store, _connected(runtime):
-        crew = Crew(clock, recorder, Restarts(recorder))
+        crew = Crew(clock, recorder, Restarts(recorder), fleet)
         dispatcher.ask_waits = crew.waits
         plan = layout(blueprint.job, runtime)
         trainer = _worker(TrainerWorker, "trainer", logs, plan.trainer_threads, blueprint, store)
-        engines = [_engine_keeper(crew, plan, number, logs, blueprint, store) for number in range(len(plan.engines))]
-        tasks_of = [seat.tasks for seat in plan.engines]
         keepers: list[EngineKeeper | HostKeeper] = [
-            *engines,
-            *_host_keepers(crew, blueprint, runtime, logs, dispatcher, tasks_of),
+            *(_engine_keeper(crew, plan, number, logs, blueprint, store) for number in range(len(plan.engines))),
+            *_host_keepers(crew, blueprint, runtime, logs, dispatcher),
         ]
         await asyncio.gather(crew.ready(trainer), *(keeper.start() for keeper in keepers))
         client = RayTrainer(trainer, clock, blueprint.job.rollout.deadlines, crew.restarts)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(keeper.run()) for keeper in keepers]
-            for engine, seat in zip(crew.engines, plan.engines, strict=True):
-                fleet.join(EngineEntry(f"{engine.worker.name}/1", engine, tasks=seat.tasks))
             yield TakingTurns(client, fleet) if plan.colocated else client
             for task in running:
                 task.cancel()
@@ -79,23 +76,14 @@ def _engine_keeper(
     def spawn() -> WorkerHandle:
         return _worker(EngineWorker, name, logs, plan.engines[number].threads, blueprint, store)
 
-    crew.engines.append(RayEngine(spawn(), "driver"))
-    return EngineKeeper(crew, number, spawn)
+    return EngineKeeper(crew, spawn, plan.engines[number].tasks)
 
 
 def _host_keepers(
-    crew: Crew,
-    blueprint: Blueprint,
-    runtime: RayRuntime,
-    logs: Path,
-    dispatcher: Dispatcher,
-    tasks_of: Sequence[Sequence[str]],
+    crew: Crew, blueprint: Blueprint, runtime: RayRuntime, logs: Path, dispatcher: Dispatcher
 ) -> list[HostKeeper]:
-    """`tasks_of` each engine: those that prefer it."""
-
-    def spawn(name: str, client: str) -> WorkerHandle:
-        engines = [engine.worker for engine in crew.engines]
-        return _worker(HostWorker, name, logs, 1, client, blueprint, engines, tasks_of)
+    def spawn(name: str, client: str, fleet: FleetUpdate) -> WorkerHandle:
+        return _worker(HostWorker, name, logs, 1, client, blueprint, fleet)
 
     capacity = -(-blueprint.job.rollout.slots // runtime.hosts)
     names = [f"host-{number}" for number in range(runtime.hosts)]

@@ -1,8 +1,7 @@
 """The driver's and the hosts' ends of the Ray workers.
 
-An engine that dies is replaced. Its clients notice when a call fails, wait until they are connected to the successor,
-and say again what was left open: a host its requests, whose trajectories go on from their tokens; the driver the
-command it was giving. So nobody above knows that an engine can die.
+An engine that dies is gone: each open call to it fails with `EngineGone`, and so does each later one. What becomes of
+requests and updates is decided above: hosts route again, the driver goes on with the other engines.
 
 A worker process as seen from another: called by name, and what goes wrong in it is said plainly.
 
@@ -28,8 +27,7 @@ from typing import Any, NoReturn
 from rollweave.clock import Clock
 from rollweave.config.control import Deadlines
 from rollweave.engines.protocol import Completion, EngineStats, Request
-from rollweave.errors import WorkerDied, first_cause
-from rollweave.fleet.fleet import LifetimeStats
+from rollweave.errors import EngineGone, WorkerDied, first_cause
 from rollweave.observability.events import Emitter
 from rollweave.rollout.link import Packet
 from rollweave.training.checkpoint import DriverFiles
@@ -159,50 +157,35 @@ class Orders:
     aborted: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class EngineState:
-    """What the driver has told an engine, and would have to tell its successor."""
-
-    version: int | None = None
-    """The committed one; None: the weights it was made from."""
-    staged: int | None = None
-    """Prepared, not yet committed."""
-    suspensions: int = 0
-
-
-@dataclass(slots=True)
-class _Open:
-    """A request that has not been answered."""
-
-    request: Request
-    answer: asyncio.Future[Completion]
-    aborted: bool = False
-
-
-class RayEngine:
-    """An `Engine` in another process. Requests of one tick travel together, and so do the answers of one step."""
+class RayEngineClient:
+    """An engine in another process, as a host sees it. Requests of one tick travel together, and so do the answers of
+    one step."""
 
     def __init__(self, worker: WorkerHandle, client: str) -> None:
-        self.worker = worker
-        self.state = EngineState()
+        self._worker = worker
         self._client = client
-        self._replaced = asyncio.Event()
-        self._stats = LifetimeStats()
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, asyncio.Future[Completion]] = {}
         self._orders = Orders()
         self._flush_scheduled = False
-
-    # ------------------------------------------------------------------------------------------ what hosts call
+        self._gone: EngineGone | None = None
 
     async def run(self) -> None:
-        """Bring answers back, until cancelled."""
-        while True:
-            for completion in await self._call("collect", self._client):
-                self._answer(completion)
+        """Bring answers back until the engine is gone; then every open request fails, and every later one."""
+        try:
+            while True:
+                for completion in await self._worker.call("collect", self._client):
+                    self._answer(completion)
+        except WorkerDied as death:
+            self._gone = EngineGone(str(death))
+            for answer in self._open.values():
+                if not answer.done():
+                    answer.set_exception(EngineGone(str(death)))
 
     async def generate(self, request: Request) -> Completion:
+        if self._gone is not None:
+            raise EngineGone(str(self._gone))
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._open[request.id] = _Open(request, answer)
+        self._open[request.id] = answer
         self._orders.requests.append(request)
         self._schedule_flush()
         try:
@@ -211,8 +194,6 @@ class RayEngine:
             self._open.pop(request.id, None)
 
     def abort(self, request_id: str) -> None:
-        if request_id in self._open:
-            self._open[request_id].aborted = True
         self._orders.aborted.append(request_id)
         self._schedule_flush()
 
@@ -220,70 +201,50 @@ class RayEngine:
         self._orders.released.append(trajectory)
         self._schedule_flush()
 
-    # ----------------------------------------------------------------------------------- what the driver calls
-
-    async def suspend(self) -> None:
-        await self._call("suspend")
-        self.state.suspensions += 1
-
-    async def resume(self) -> None:
-        await self._call("resume")
-        self.state.suspensions -= 1
-
-    async def prepare(self, version: int) -> Fingerprint:
-        staged: Fingerprint = await self._call("prepare", version)
-        self.state.staged = version
-        return staged
-
-    async def commit(self, version: int) -> None:
-        await self._call("commit", version)
-        self.state = EngineState(version, None, self.state.suspensions)
-
-    async def stats(self) -> EngineStats:
-        return self._stats.seen(await self._call("stats"))
-
-    async def forget(self, client: str) -> None:
-        """A client is gone: whatever it asked for, nobody wants any more."""
-        await self._call("forget", client)
-
-    # -------------------------------------------------------------------------------------- death and succession
-
-    def connect(self, worker: WorkerHandle) -> None:
-        """The engine has died, and `worker` takes its place: say again what the dead one did not answer."""
-        self.worker = worker
-        self._stats.died()
-        left = [open for open in self._open.values() if not open.answer.done()]
-        for open in left:
-            if open.aborted:
-                self._answer(Completion(open.request.id, [], "aborted"))
-        self._orders = Orders(requests=[open.request for open in left if not open.aborted])
-        self._schedule_flush()
-        self._replaced.set()
-        self._replaced = asyncio.Event()
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        """A successor knows what its predecessor was told (`EngineState`), so whatever failed is said again."""
-        while True:
-            worker, replaced = self.worker, self._replaced
-            try:
-                return await worker.call(method, *arguments)
-            except WorkerDied:
-                await replaced.wait()
-
     def _answer(self, completion: Completion) -> None:
-        open = self._open.get(completion.id)
-        if open is not None and not open.answer.done():
-            open.answer.set_result(completion)
+        answer = self._open.get(completion.id)
+        if answer is not None and not answer.done():
+            answer.set_result(completion)
 
     def _schedule_flush(self) -> None:
-        if not self._flush_scheduled:
+        if not self._flush_scheduled and self._gone is None:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_scheduled = False
         orders, self._orders = self._orders, Orders()
-        self.worker.tell("serve", self._client, orders)
+        self._worker.tell("serve", self._client, orders)
+
+
+class RayEngineControl:
+    """An engine in another process, as the driver sees it."""
+
+    def __init__(self, worker: WorkerHandle) -> None:
+        self._worker = worker
+
+    async def suspend(self) -> None:
+        await self._call("suspend")
+
+    async def resume(self) -> None:
+        await self._call("resume")
+
+    async def prepare(self, version: int) -> Fingerprint:
+        staged: Fingerprint = await self._call("prepare", version)
+        return staged
+
+    async def commit(self, version: int) -> None:
+        await self._call("commit", version)
+
+    async def stats(self) -> EngineStats:
+        stats: EngineStats = await self._call("stats")
+        return stats
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return await self._worker.call(method, *arguments)
+        except WorkerDied as death:
+            raise EngineGone(str(death)) from death
 
 
 class RayTrainer:

@@ -1,9 +1,9 @@
 """Keepers: each runs one worker of the Ray runtime, and the next one when that dies.
 
-An engine's successor is given what the dead one had been told (weights, staged weights, whether it stands still)
-before anybody is connected to it. A host's leases go back to the dispatcher at once; the other hosts, or the
-successor, play them. A dead trainer is not replaced here: what it had learned since its last checkpoint is gone, so
-the session goes back to that checkpoint as a whole.
+An engine that dies is lost to the fleet at once; its successor joins as a new engine, which catches up with the weights
+of the others (`WeightSync.catch_up`) before it is asked. Nothing waits for it meanwhile. A host's leases go back to the
+dispatcher at once; the other hosts, or the successor, play them. A dead trainer is not replaced here: what it had
+learned since its last checkpoint is gone, so the session goes back to that checkpoint as a whole.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import cast
 
 from rollweave.clock import Clock, Waiting
 from rollweave.errors import WorkerDied, first_cause
+from rollweave.fleet.fleet import EngineEntry, Fleet
+from rollweave.fleet.view import FleetUpdate
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.link import Cancel, Endpoint, Lease, Report
-from rollweave.runtimes.ray_clients import EngineState, RayEngine, RayTransport, Restarts, WorkerHandle
+from rollweave.rollout.link import HostLink
+from rollweave.runtimes.ray_clients import RayEngineControl, RayTransport, Restarts, WorkerHandle
 
 ANSWER_SECONDS = 1.0
 """A host that takes longer to say who waits in it is blocked."""
@@ -29,19 +32,18 @@ MOST_WAITS = 500
 
 @dataclass(slots=True)
 class Crew:
-    """What the keepers of a run share: who works at the moment."""
+    """What the keepers of a run share."""
 
     clock: Clock
     recorder: Emitter
     restarts: Restarts
-    engines: list[RayEngine] = field(default_factory=list)
-    """The driver's own clients."""
+    fleet: Fleet
     hosts: dict[str, WorkerHandle] = field(default_factory=dict)
 
-    async def ready(self, worker: WorkerHandle, *arguments: object) -> None:
+    async def ready(self, worker: WorkerHandle) -> None:
         """Wait until a worker can work."""
         started = self.clock.now()
-        pid = await worker.call("ready", *arguments)
+        pid = await worker.call("ready")
         self.recorder.emit("worker.ready", worker=worker.name, pid=pid, seconds=self.clock.now() - started)
 
     async def waits(self) -> list[Waiting]:
@@ -63,68 +65,62 @@ class Crew:
 class EngineKeeper:
     """Has a successor waiting that has imported everything: a process takes ten seconds to start, weights one."""
 
-    def __init__(self, crew: Crew, number: int, spawn: Callable[[], WorkerHandle]) -> None:
+    def __init__(self, crew: Crew, spawn: Callable[[], WorkerHandle], tasks: tuple[str, ...] = ()) -> None:
         self._crew = crew
-        self._number = number
         self._spawn = spawn
+        self._tasks = tasks
         self._spare: WorkerHandle | None = None
-
-    @property
-    def _engine(self) -> RayEngine:
-        return self._crew.engines[self._number]
+        self._lives = 0
+        self._join(spawn())
 
     async def start(self) -> None:
-        await self._crew.ready(self._engine.worker, EngineState())
+        await self._crew.ready(self._worker)
 
     async def run(self) -> None:
         """Keep an engine running, until cancelled."""
-        worker = self._engine.worker
         death: WorkerDied | None = None
-        died_at = 0.0
         while True:
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(worker.call("run"))
-                    if death is not None:
-                        await self._introduce(worker)
-                        self._crew.restarts.back(death, self._crew.clock.now() - died_at)
+                    tasks.create_task(self._worker.call("run"))
                     self._spare = self._spawn()
                     self._spare.tell("warm_up")
             except* WorkerDied as deaths:
                 death = _death(deaths)
             assert death is not None, "an engine runs until it dies"
             died_at = self._crew.clock.now()
-            worker = await self._replace(worker, death)
+            self._crew.fleet.lose(self._id, str(death))
+            self._join(await self._successor(death))
+            self._crew.restarts.back(death, self._crew.clock.now() - died_at)
 
-    async def _replace(self, dead: WorkerHandle, death: WorkerDied) -> WorkerHandle:
+    async def _successor(self, death: WorkerDied) -> WorkerHandle:
+        dead = self._worker
         while True:
             dead.end()
             self._crew.restarts.died(death)
             dead, self._spare = self._spare or self._spawn(), None
             try:
-                await self._crew.ready(dead, self._engine.state)
+                await self._crew.ready(dead)
                 return dead
             except WorkerDied as again:
                 death = again
 
-    async def _introduce(self, worker: WorkerHandle) -> None:
-        """Connect everybody: hosts that are there now, and, from the start, those that are spawned later."""
-        for _ in range(self._engine.state.suspensions):
-            await worker.call("suspend")
-        self._engine.connect(worker)
-        await asyncio.gather(*(self._connect(host, worker) for host in self._crew.hosts.values()))
-
-    async def _connect(self, host: WorkerHandle, worker: WorkerHandle) -> None:
-        with suppress(WorkerDied):  # its keeper knows; the next host is given this engine from the start
-            await host.call("connect", self._number, worker)
-
-
-HostLink = Endpoint[Lease | Cancel, Report]
+    def _join(self, worker: WorkerHandle) -> None:
+        """A life joins the fleet. After the first one it is asked nothing before it has the weights of the others."""
+        self._worker = worker
+        self._lives += 1
+        self._id = f"{worker.name}/{self._lives}"
+        self._crew.fleet.join(EngineEntry(self._id, RayEngineControl(worker), worker, tasks=self._tasks))
 
 
 class HostKeeper:
     def __init__(
-        self, crew: Crew, name: str, spawn: Callable[[str], WorkerHandle], dispatcher: Dispatcher, capacity: int
+        self,
+        crew: Crew,
+        name: str,
+        spawn: Callable[[str, FleetUpdate], WorkerHandle],
+        dispatcher: Dispatcher,
+        capacity: int,
     ) -> None:
         self._crew = crew
         self._name = name
@@ -139,7 +135,9 @@ class HostKeeper:
 
     def _begin_life(self) -> None:
         self._lives += 1
-        self._crew.hosts[self._name] = self._spawn(self._client)
+        fleet = self._crew.fleet.update()
+        self._revision = fleet.revision
+        self._crew.hosts[self._name] = self._spawn(self._client, fleet)
 
     @property
     def _client(self) -> str:
@@ -151,7 +149,7 @@ class HostKeeper:
         while True:
             worker = self._crew.hosts[self._name]
             transport = RayTransport(worker)
-            link = self._dispatcher.attach(transport, self._capacity)
+            link = self._dispatcher.attach(transport, self._capacity, self._revision)
             death: WorkerDied | None = None
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -172,11 +170,18 @@ class HostKeeper:
             gone = self._client
             self._begin_life()
             try:
-                await asyncio.gather(self.start(), *(engine.forget(gone) for engine in self._crew.engines))
+                await asyncio.gather(self.start(), *(_forget(entry, gone) for entry in self._crew.fleet.living()))
                 break
             except WorkerDied as again:
                 death = again
         self._crew.restarts.back(death, self._crew.clock.now() - died_at)
+
+
+async def _forget(engine: EngineEntry, client: str) -> None:
+    """A client is gone: what it asked of this engine is not wanted any more."""
+    worker = cast(WorkerHandle, engine.address)
+    with suppress(WorkerDied):  # and with it all that it was asked
+        await worker.call("forget", client)
 
 
 async def _pump(host: WorkerHandle, link: HostLink) -> None:

@@ -13,7 +13,6 @@ import logging
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,12 +21,13 @@ from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Completion, EngineStats
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments
-from rollweave.fleet.proxy import LLMProxy, affinity
+from rollweave.fleet.proxy import LLMProxy
+from rollweave.fleet.view import EngineInfo, FleetUpdate
 from rollweave.observability.memory import resident_mb
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Packet
 from rollweave.runtimes.blueprint import Blueprint
-from rollweave.runtimes.ray_clients import EngineState, Mishaps, Orders, RayEngine, WorkerHandle
+from rollweave.runtimes.ray_clients import Mishaps, Orders, RayEngineClient
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
@@ -74,16 +74,11 @@ class EngineWorker:
             with self._mishaps.noticed():
                 await asyncio.to_thread(self._blueprint.warm_up_engine)
 
-    async def ready(self, state: EngineState) -> Pid:
+    async def ready(self) -> Pid:
         """Load the weights. Not done when the actor is made: what fails there cannot be told from a crash."""
         async with self._starting:
             core = self._blueprint.engine()
         self._loop = EngineLoop(core, self._store, Clock(), background=asyncio.to_thread)
-        if state.version is not None:
-            await self._loop.prepare(state.version)
-            await self._loop.commit(state.version)
-        if state.staged is not None:
-            await self._loop.prepare(state.staged)
         return os.getpid()
 
     async def run(self) -> None:
@@ -154,24 +149,20 @@ class TrainerWorker:
 
 
 class HostWorker:
-    def __init__(
-        self,
-        client: str,
-        blueprint: Blueprint,
-        engines: list[WorkerHandle],
-        tasks_of: Sequence[Sequence[str]],
-        log: Path,
-    ) -> None:
+    def __init__(self, client: str, blueprint: Blueprint, fleet: FleetUpdate, log: Path) -> None:
+        """`client`: how engines know this life of the host."""
         _prepare_process(log)
+        self._client = client
         self._blueprint = blueprint
-        self._tasks_of = tasks_of
-        self._engines = [RayEngine(engine, client) for engine in engines]
+        self._fleet = fleet
+        self._tasks: asyncio.TaskGroup | None = None
+        self._early: list[RayEngineClient] = []
         self._clock = Clock()
         self._outbox: Outbox[Packet[Any]] = Outbox()
         self._mishaps = Mishaps()
 
     async def ready(self) -> Pid:
-        self._stage = self._blueprint.stage(LLMProxy(self._engines, affinity(self._tasks_of)), self._clock)
+        self._stage = self._blueprint.stage(LLMProxy(self._fleet, self._connect), self._clock)
         self._host = EnvHost(self._stage, self._outbox.put)
         return os.getpid()
 
@@ -179,8 +170,9 @@ class HostWorker:
         """Play what is leased until the job ends; a failure here reaches the driver."""
         try:
             async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
                 tasks.create_task(self._mishaps.raised())
-                for engine in self._engines:
+                for engine in self._early:
                     tasks.create_task(engine.run())
                 await self._host.run()
         finally:
@@ -195,9 +187,13 @@ class HostWorker:
         """Packets for the driver; waits for some."""
         return await self._outbox.take()
 
-    async def connect(self, number: int, engine: WorkerHandle) -> None:
-        """An engine died; this is its successor."""
-        self._engines[number].connect(engine)
+    def _connect(self, engine: EngineInfo) -> RayEngineClient:
+        client = RayEngineClient(engine.address, self._client)
+        if self._tasks is None:
+            self._early.append(client)
+        else:
+            self._tasks.create_task(client.run())
+        return client
 
     async def waits(self, most: int) -> list[Waiting]:
         """Who waits here, longest first."""

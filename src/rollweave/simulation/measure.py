@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil, sqrt
+from math import ceil, fsum, sqrt
 from statistics import fmean, pstdev
 
 from rollweave.clock import Clock
 from rollweave.config.cluster import GENERATES, Pool
 from rollweave.config.scenario import Scenario
-from rollweave.fleet.fleet import EngineId, Fleet
+from rollweave.fleet.fleet import Fleet
+from rollweave.fleet.view import EngineId
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.meters import CAUSES
 from rollweave.pipelines.journal import MetricsRow
@@ -146,7 +147,7 @@ class SimulationMeter:
             busy = (end.prefill - start.prefill) / pool.workers
         elif pool.role in GENERATES:
             mine = [entry.id for entry in self._fleet.entries.values() if entry.pool == pool.name]
-            busy = fmean(end.engines[id] - start.engines.get(id, 0.0) for id in mine)
+            busy = fsum(end.engines[id] - start.engines.get(id, 0.0) for id in mine) / pool.workers
         if pool.role in ("train", "colocated"):
             busy += end.trainer - start.trainer
         if pool.role == "reward":

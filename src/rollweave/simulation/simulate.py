@@ -82,7 +82,8 @@ async def run(
     _check_judge(scenario)
     workload = make_workload(scenario.workload, scenario.seed)
     recorder = Recorder(clock.now, sinks)
-    fleet, dispatcher = Fleet(), Dispatcher(control.rollout.scheduling)
+    fleet = Fleet()
+    dispatcher = Dispatcher.of(control.rollout, fleet)
     machines = build(scenario, control, fleet, clock, judge, recorder if every_turn else None)
     host: EnvHost
     link = dispatcher.attach(lambda packet: host.link.receive(packet), control.rollout.slots)
@@ -131,4 +132,4 @@ def _check_judge(scenario: Scenario) -> None:
 
 async def _outages(scenario: Scenario, machines: Machines, clock: Clock, tasks: asyncio.TaskGroup) -> None:
     outages = [Outage("engine", outage.engine, outage.at, outage.seconds) for outage in scenario.outages]
-    await suffer(outages, machines.engines, (), clock, tasks)
+    await suffer(outages, machines.seats, (), clock, tasks)

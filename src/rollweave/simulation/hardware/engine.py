@@ -7,7 +7,7 @@ It costs one timer per change of the batch, however many tokens lie between (`co
     cache full       the request that joined last is preempted: its cache goes, and is computed again later
     new weights      what becomes of caches and answers under way is `in_flight`, as in a real engine
 
-It can die: what is asked of it waits for its successor, which has the committed weights and begins open turns again.
+It can die: then every call fails, also those that are open, and what it had sampled of open answers is lost.
 
 Prefill workers of their own: they compute contexts and hand the KV cache to the engine that decodes (xPyD).
 
@@ -25,11 +25,12 @@ from typing import NamedTuple
 from rollweave.clock import Clock
 from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Request
+from rollweave.errors import EngineGone
 from rollweave.observability.events import Emitter
 from rollweave.seeds import generator
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.hardware.answer import GpuAnswer
-from rollweave.simulation.hardware.batch import ContinuousBatch, IdleCaches
+from rollweave.simulation.hardware.batch import ContinuousBatch
 from rollweave.simulation.world.engine import SyncModel, refuse_unprepared, simulated_fingerprint
 from rollweave.trajectory import TokenIds
 from rollweave.weights.buckets import Fingerprint
@@ -94,14 +95,15 @@ class GpuEngine:
         self._standing = False
         """Suspended or dead."""
         self._suspensions = 0
+        self._dead = False
         self._staged: int | None = None
         """Prepared, not yet committed."""
-        self._alive = asyncio.Event()
-        self._alive.set()
 
     # ------------------------------------------------------------------------------------------------ the contract
 
     def generate(self, request: Request) -> Awaitable[Completion]:
+        if self._dead:
+            raise self._gone()
         turn = GpuAnswer(request, self._script(request), self._clock.loop)
         self._batch.stats.sampled_tokens -= turn.drawn  # begun elsewhere, and counted there
         if self._prefill is None:
@@ -124,6 +126,7 @@ class GpuEngine:
 
     async def suspend(self) -> None:
         """The step under way ends first."""
+        self._check_alive()
         stood = self._standing
         self._stand_still()
         self._suspensions += 1
@@ -132,21 +135,22 @@ class GpuEngine:
             self._answer_due()
 
     async def resume(self) -> None:
+        self._check_alive()
         self._suspensions -= 1
         self._go_on()
 
     async def prepare(self, version: int) -> Fingerprint:
-        await self._alive.wait()
+        self._check_alive()
         await self._clock.sleep(self._sync.prepare(generator(self._number, "prepare", version)))
-        await self._alive.wait()  # a successor stages it again, in no time
+        self._check_alive()
         self._staged = version
         return simulated_fingerprint(version)
 
     async def commit(self, version: int) -> None:
+        self._check_alive()
         refuse_unprepared(version, self._staged)
-        await self._alive.wait()
         await self._clock.sleep(self._sync.commit(generator(self._number, "commit", version)))
-        await self._alive.wait()
+        self._check_alive()
         self._staged = None
         self._batch.versions.change(self._batch.step, version)
         if self._in_flight == "restart_turn":
@@ -166,6 +170,7 @@ class GpuEngine:
         return batch.stats.busy_seconds + more
 
     async def stats(self) -> EngineStats:
+        self._check_alive()
         batch = self._batch
         done = self._steps_done()
         drawn = sum(turn.drawn_at(done) for turn in batch.running.values()) + sum(turn.drawn for turn in batch.waiting)
@@ -181,18 +186,23 @@ class GpuEngine:
             checksum=simulated_fingerprint(version).checksum,
         )
 
-    # ------------------------------------------------------------------------------------------ death and revival
+    # ----------------------------------------------------------------------------------------------------- death
 
     def die(self) -> None:
         """The process is gone, and with it every cache and every token that was not yet answered."""
         self._stand_still()
-        self._alive.clear()
-        self._batch.caches = IdleCaches(self._batch.caches.enabled)
+        self._dead = True
         self._batch.restart_all()
+        for turn in [*self._batch.running.values(), *self._batch.waiting]:
+            if not turn.done.done():
+                turn.done.set_exception(self._gone())
 
-    def revive(self) -> None:
-        self._alive.set()
-        self._go_on()
+    def _check_alive(self) -> None:
+        if self._dead:
+            raise self._gone()
+
+    def _gone(self) -> EngineGone:
+        return EngineGone(f"engine {self._number} is gone")
 
     # ------------------------------------------------------------------------------------------- changes in time
 
@@ -238,7 +248,7 @@ class GpuEngine:
             self._standing = True
 
     def _go_on(self) -> None:
-        self._standing = self._suspensions > 0 or not self._alive.is_set()
+        self._standing = self._suspensions > 0 or self._dead
         if not self._standing:
             self._batch.since = max(self._batch.since, self._clock.now())
             self._plan()
@@ -252,6 +262,9 @@ class GpuEngine:
 
     def _enter(self, turn: GpuAnswer) -> None:
         if turn.done.done():  # nobody waits for it any more
+            return
+        if self._dead:
+            turn.done.set_exception(self._gone())
             return
         self._batch.waiting.append(turn)
         if not self._standing:

@@ -5,6 +5,7 @@ A simulated trainer on modelled hardware: a step takes as long as its tokens say
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from rollweave.config.control import ControlConfig
 from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
 from rollweave.fleet.colocated import TakingTurns
-from rollweave.fleet.fleet import EngineEntry, Fleet
-from rollweave.fleet.proxy import LLMProxy, affinity
+from rollweave.fleet.fleet import Fleet
+from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
 from rollweave.rollout.manager import Stage
 from rollweave.seeds import generator
@@ -23,6 +24,7 @@ from rollweave.simulation.costs.measured import engine_costs, training_costs, we
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.costs.training import TrainingCosts
 from rollweave.simulation.durations import Duration
+from rollweave.simulation.faults import EngineSeat
 from rollweave.simulation.hardware.engine import GpuEngine, PrefillPool
 from rollweave.simulation.hardware.environment import ScriptedDialogue, Scripts, WorkloadRewards, environments
 from rollweave.simulation.hardware.judge import Judge, JudgeModel
@@ -61,7 +63,9 @@ class GpuTrainer:
 
 @dataclass(slots=True)
 class Machines:
+    seats: list[EngineSeat]
     engines: list[GpuEngine]
+    """All that ever were, in order of joining."""
     trainer: Trainer
     core: GpuTrainer
     """The trainer itself, whatever it is wrapped in."""
@@ -82,11 +86,11 @@ def build(
     sync = weight_model(scenario)
     prefill = _prefill(scenario, clock)
     scripts = Scripts()
-    engines = _engines(scenario, control, fleet, sync, clock, recorder, prefill, scripts)
+    seats, engines = _engines(scenario, control, fleet, sync, clock, recorder, prefill, scripts)
     core = GpuTrainer(clock, training_costs(scenario), sync.publish)
     shared = bool(scenario.cluster.of_role("colocated"))
     trainer: Trainer = TakingTurns(core, fleet) if shared else core
-    return Machines(engines, trainer, core, judge or make_judge(scenario, clock), scripts, prefill)
+    return Machines(seats, engines, trainer, core, judge or make_judge(scenario, clock), scripts, prefill)
 
 
 def _engines(
@@ -98,8 +102,29 @@ def _engines(
     recorder: Emitter | None,
     prefill: PrefillPool | None,
     scripts: Scripts,
-) -> list[GpuEngine]:
+) -> tuple[list[EngineSeat], list[GpuEngine]]:
+    """The seats, and the engines that sit there: a list that grows when one dies and another takes its seat."""
+    seats: list[EngineSeat] = []
     engines: list[GpuEngine] = []
+
+    def make(costs: EngineCosts, prefill: PrefillPool | None) -> Callable[[], GpuEngine]:
+        def one() -> GpuEngine:
+            engine = GpuEngine(
+                clock,
+                costs,
+                scripts.answer,
+                in_flight=control.in_flight,
+                sync=sync,
+                number=len(engines),
+                prefix_cache=scenario.prefix_cache,
+                recorder=recorder,
+                prefill=prefill,
+            )
+            engines.append(engine)
+            return engine
+
+        return one
+
     for pool in scenario.cluster.pools:
         if pool.role not in GENERATES or pool.role == "prefill":
             continue
@@ -110,20 +135,17 @@ def _engines(
                 f"{control.rollout.max_context} (rollout.max_context): raise tensor_parallel or lower max_context"
             )
         for number in range(pool.workers):
-            engine = GpuEngine(
-                clock,
-                costs,
-                scripts.answer,
-                in_flight=control.in_flight,
-                sync=sync,
-                number=len(engines),
-                prefix_cache=scenario.prefix_cache,
-                recorder=recorder,
-                prefill=prefill if pool.role == "decode" else None,
+            seat = EngineSeat(
+                fleet,
+                f"{pool.name}-{number}",
+                make(costs, prefill if pool.role == "decode" else None),
+                pool=pool.name,
+                device=pool.device,
+                tasks=pool.tasks,
             )
-            engines.append(engine)
-            fleet.join(EngineEntry(f"{pool.name}-{number}/1", engine, pool.name, pool.device, pool.tasks))
-    return engines
+            seat.begin()
+            seats.append(seat)
+    return seats, engines
 
 
 def _prefill(scenario: Scenario, clock: Clock) -> PrefillPool | None:
@@ -154,7 +176,7 @@ def make_judge(scenario: Scenario, clock: Clock) -> Judge | None:
 def stage(
     scenario: Scenario, control: ControlConfig, fleet: Fleet, machines: Machines, workload: Workload, clock: Clock
 ) -> Stage:
-    proxy = LLMProxy(machines.engines, affinity([entry.tasks for entry in fleet.serving()]))
+    proxy = LLMProxy(fleet.update())
     scripts, scorer = machines.scripts, WorkloadRewards(workload, machines.judge, clock)
     make = environments(scenario, workload, clock, scripts)
     return Stage.of(control, clock, proxy, make, ScriptedDialogue(scripts), scorer)

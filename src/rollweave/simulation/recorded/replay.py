@@ -30,7 +30,7 @@ from rollweave.observability.jsonl import encode
 from rollweave.pipelines.assemble import Drive, assemble
 from rollweave.pipelines.checkpoints import DriverState
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.link import Cancel, Endpoint, Lease, Packet, Report
+from rollweave.rollout.link import HostLink, Lease, Packet, Report
 from rollweave.rollout.state import SchedulerState
 from rollweave.simulation.recorded.recording import (
     RECORDED,
@@ -53,7 +53,7 @@ DECISIONS = frozenset(
 )
 """Events that are compared: what the control plane decides, and its books."""
 
-BEFORE_THE_START = frozenset({"run.start", "run.resume", "host.attach", "host.detach"})
+BEFORE_THE_START = frozenset({"run.start", "run.resume", "engine.join", "host.attach", "host.detach"})
 
 SETTLE = 1e-7
 """Virtual seconds in which whoever is ready runs, until everybody waits."""
@@ -82,7 +82,7 @@ class Player:
         self._events = events
         self._state = state
         self._gates = Gates()
-        self._hosts: dict[int, Endpoint[Lease | Cancel, Report]] = {}
+        self._hosts: dict[int, HostLink] = {}
         self._decided: list[Event] = []
         self._driving: asyncio.Task[None] | None = None
         self._ends = {event.data["id"]: event.data for event in events if event.name == "trajectory.end"}
@@ -91,9 +91,9 @@ class Player:
     async def play(self) -> Parting | None:
         """To the end of the stretch, or to the first difference."""
         recorder = Recorder(self.clock.now, [self._hear])
-        self._dispatcher = Dispatcher(self._job.rollout.scheduling)
         first = self._state.version if self._state is not None else 0
         fleet = Fleet()
+        self._dispatcher = Dispatcher.of(self._job.rollout, fleet)
         fleet.join(EngineEntry(RECORDED, RecordedEngine(self._gates, first)))
         trainer, folder = RecordedTrainer(self._gates), Path("replayed")
         self._drive = drive = assemble(

@@ -2,8 +2,8 @@
 
 It keeps the engine contract: tokens carry log-probs, transform and the version current when they were drawn;
 suspending stops it between tokens; committing changes the version of what comes next, and `in_flight` says what
-that does to answers under way. It can die: what is asked of it meanwhile waits for its successor, which has the
-committed weights and begins the open turns again.
+that does to answers under way. It can die: then every call fails, also those that are open, and what it had sampled of
+open answers is lost.
 
 An answer under way in a modelled engine.
 
@@ -23,6 +23,7 @@ import numpy as np
 from rollweave.clock import Clock
 from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Finish, Request
+from rollweave.errors import EngineGone
 from rollweave.seeds import generator
 from rollweave.simulation.durations import NO_TIME, Duration
 from rollweave.simulation.world.witness import Witness
@@ -52,7 +53,7 @@ class Answer:
         limit = self.request.sampling.max_tokens
         self._finish: Finish = "stop" if wanted <= limit else "length"
         self.spans = list(begun)
-        self.drawn = sum(len(span.tokens) for span in begun)
+        self.drawn = self._begun = sum(len(span.tokens) for span in begun)
         self._tokens: list[int] = []
         self._due: list[float] = []
         for place in range(min(wanted, limit)):
@@ -60,6 +61,11 @@ class Answer:
             now += seconds if place >= self.drawn else 0.0
             self._due.append(now)
             self._tokens.append(rng.randrange(VOCABULARY))
+
+    @property
+    def drawn_here(self) -> int:
+        """Without what another engine had begun."""
+        return self.drawn - self._begun
 
     @property
     def ends_at(self) -> float:
@@ -118,20 +124,20 @@ class SimulatedEngine:
         self._answer_tokens = answer_tokens
         self._in_flight = in_flight
         self._sync = sync or SyncModel()
-        self._number = number
+        self.number = number
         self._witness = witness or Witness()
         self._stats = EngineStats()
         self._open: dict[str, Answer] = {}
         self._caches: dict[str, int] = {}
         """Trajectory -> the version its KV cache began with."""
         self._suspensions = 0
+        self._dead = False
         self._staged: int | None = None
         """Prepared, not yet committed."""
-        self._alive = asyncio.Event()
-        self._alive.set()
         self._standing_since = 0.0
 
     async def generate(self, request: Request) -> Completion:
+        self._check_alive()
         answer = Answer(request, self._token_seconds, self._answer_tokens)
         self._begin(answer)
         try:
@@ -155,27 +161,29 @@ class SimulatedEngine:
         self._caches.pop(trajectory, None)
 
     async def suspend(self) -> None:
+        self._check_alive()
         self._stand_still()
         self._suspensions += 1
 
     async def resume(self) -> None:
+        self._check_alive()
         self._suspensions -= 1
         self._go_on()
 
     async def prepare(self, version: int) -> Fingerprint:
-        await self._alive.wait()
+        self._check_alive()
         await self._clock.sleep(self._sync.prepare(self._rng("prepare", version)))
-        await self._alive.wait()  # a successor stages it again, in no time
-        self._witness.weights.append(("prepared", self._number, version))
+        self._check_alive()
+        self._witness.weights.append(("prepared", self.number, version))
         self._staged = version
         return simulated_fingerprint(version)
 
     async def commit(self, version: int) -> None:
+        self._check_alive()
         refuse_unprepared(version, self._staged)
-        await self._alive.wait()
         await self._clock.sleep(self._sync.commit(self._rng("commit", version)))
-        await self._alive.wait()
-        self._witness.weights.append(("committed", self._number, version))
+        self._check_alive()
+        self._witness.weights.append(("committed", self.number, version))
         self._staged = None
         self._stats.version, self._stats.checksum = version, simulated_fingerprint(version).checksum
         if self._in_flight == "restart_turn":
@@ -184,23 +192,29 @@ class SimulatedEngine:
             self._caches = dict.fromkeys(self._caches, version)
 
     async def stats(self) -> EngineStats:
+        self._check_alive()
         for answer in self._open.values():
             self._catch_up(answer)
         busy = self._clock.now() - self._busy_since if self._open else 0.0
         return replace(self._stats, busy_seconds=self._stats.busy_seconds + busy)
 
-    # ------------------------------------------------------------------------------------------- death and revival
+    # ----------------------------------------------------------------------------------------------------- death
 
     def die(self) -> None:
         """The process is gone, and with it every cache and every token that was not yet answered."""
         self._stand_still()
-        self._alive.clear()
-        self._caches.clear()
-        self._begin_anew()
+        self._dead = True
+        for answer in self._open.values():
+            if not answer.done.done():
+                self._witness.redrawn[answer.request.id] += answer.drawn_here
+                answer.done.set_exception(self._gone())
 
-    def revive(self) -> None:
-        self._alive.set()
-        self._go_on()
+    def _check_alive(self) -> None:
+        if self._dead:
+            raise self._gone()
+
+    def _gone(self) -> EngineGone:
+        return EngineGone(f"engine {self.number} is gone")
 
     def _begin_anew(self) -> None:
         for answer in self._open.values():
@@ -213,7 +227,7 @@ class SimulatedEngine:
 
     @property
     def _standing(self) -> bool:
-        return self._suspensions > 0 or not self._alive.is_set()
+        return self._suspensions > 0 or self._dead
 
     def _begin(self, answer: Answer) -> None:
         if not self._open:
@@ -267,7 +281,7 @@ class SimulatedEngine:
                 self._set_timer(answer)
 
     def _rng(self, what: str, version: int) -> Random:
-        return generator(self._number, what, version)
+        return generator(self.number, what, version)
 
 
 def refuse_unprepared(version: int, staged: int | None) -> None:

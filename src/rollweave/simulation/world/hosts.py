@@ -15,7 +15,7 @@ from typing import Any
 
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
-from rollweave.rollout.link import Cancel, Endpoint, Lease, Packet, Report
+from rollweave.rollout.link import HostLink, Packet
 from rollweave.rollout.manager import Stage
 from rollweave.seeds import derive, generator
 from rollweave.simulation.durations import NO_TIME, Duration
@@ -70,7 +70,7 @@ class SimulatedHost:
         seed = derive(self._seed, "life", self._lives)
         host: EnvHost
         to_host = SimulatedTransport(self._transport, lambda packet: host.link.receive(packet), derive(seed, "to host"))
-        self._link: Endpoint[Lease | Cancel, Report] = self._dispatcher.attach(to_host, self._capacity)
+        self._link: HostLink = self._dispatcher.attach(to_host, self._capacity)
         to_driver = SimulatedTransport(self._transport, self._link.receive, derive(seed, "to driver"))
         host = EnvHost(self._stage(), to_driver)
         self._wires = (to_host, to_driver)

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from rollweave.engines.protocol import Completion, Request
+from rollweave.fleet.fleet import EngineEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,12 @@ class Witness:
     """Tokens by request whose asker was gone before the answer: a deadline, a cancelled episode, a dead host."""
     answered_twice: list[str] = field(default_factory=list)
     weights: list[tuple[str, int, int]] = field(default_factory=list)
-    """(`prepared` or `committed`, engine, version), in order."""
+    """(`prepared`, `committed`, `serving` or `gone`, engine, version), in order."""
+
+    def see(self, entry: EngineEntry) -> None:
+        """An engine of the fleet has changed its state."""
+        if entry.state in ("serving", "gone"):
+            self.weights.append((entry.state, entry.control.number, entry.version))  # type: ignore[attr-defined]
 
     def answer(self, request: Request, completion: Completion) -> None:
         before = self.answered.get(request.id)

@@ -15,8 +15,8 @@ from random import Random
 from rollweave.clock import Clock
 from rollweave.config.control import ControlConfig
 from rollweave.config.job import Job
-from rollweave.fleet.fleet import EngineEntry, Fleet
-from rollweave.fleet.proxy import LLMProxy, MovingProxy
+from rollweave.fleet.fleet import Fleet
+from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.assemble import assemble
 from rollweave.pipelines.checkpoints import DriverState
@@ -27,7 +27,7 @@ from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.manager import Stage
 from rollweave.seeds import derive
 from rollweave.simulation.durations import NO_TIME, Duration, constant
-from rollweave.simulation.faults import Outage, see_every_failure, suffer
+from rollweave.simulation.faults import EngineSeat, Outage, see_every_failure, suffer
 from rollweave.simulation.world.engine import SimulatedEngine, SyncModel
 from rollweave.simulation.world.environment import (
     ByteDialogue,
@@ -62,7 +62,7 @@ class World:
     hosts: int = 1
     engines: int = 1
     permits: MakePermits = alone
-    """How the job comes by its pools. Where they are shared, all hosts reach the engines through one proxy."""
+    """How the job comes by its pools."""
 
 
 @dataclass(slots=True)
@@ -84,8 +84,10 @@ async def simulate(job: Job, world: World, clock: Clock, resume: DriverFiles | N
     `resume`: what a checkpoint of another such run kept (`trainer.saved`); this one goes on from there.
     """
     control = job.control
-    fleet, dispatcher, witness = Fleet(), Dispatcher(control.rollout.scheduling), Witness()
-    engines = _engines(control, world, clock, fleet, witness)
+    fleet, witness = Fleet(), Witness()
+    dispatcher = Dispatcher.of(control.rollout, fleet)
+    fleet.on_change.append(witness.see)
+    seats, engines = _engines(control, world, clock, fleet, witness)
     trainer = SimulatedTrainer(clock, world.train_seconds, control.seed, world.sync.publish, world.save_seconds)
     recorder, rows = MemoryRecorder(clock.now), list[MetricsRow]()
     drive = assemble(
@@ -102,12 +104,12 @@ async def simulate(job: Job, world: World, clock: Clock, resume: DriverFiles | N
         on_row=[lambda step, row: rows.append({"step": step, **row})],
     )
     run = SimulatedRun(drive.loop, trainer, engines, recorder, witness, rows)
-    hosts = _hosts(control, world, clock, dispatcher, run)
+    hosts = _hosts(control, world, clock, fleet, dispatcher)
     async with asyncio.TaskGroup() as tasks:
         see_every_failure(tasks)
         for host in hosts:
             host.begin(tasks)
-        trouble = tasks.create_task(suffer(world.outages, engines, hosts, clock, tasks), name="outages")
+        trouble = tasks.create_task(suffer(world.outages, seats, hosts, clock, tasks), name="outages")
         if resume is not None:
             await drive.loop.checkpoints.restore(CHECKPOINTS, DriverState.load(resume).scheduler)
         await drive.advance()
@@ -120,38 +122,40 @@ async def simulate(job: Job, world: World, clock: Clock, resume: DriverFiles | N
 
 def _engines(
     control: ControlConfig, world: World, clock: Clock, fleet: Fleet, witness: Witness
-) -> list[SimulatedEngine]:
-    engines = [
-        SimulatedEngine(
+) -> tuple[list[EngineSeat], list[SimulatedEngine]]:
+    """The seats, and the engines that sit there: a list that grows when one dies and another takes its seat."""
+    engines: list[SimulatedEngine] = []
+
+    def make() -> SimulatedEngine:
+        engine = SimulatedEngine(
             clock,
             world.token_seconds,
             world.answer_tokens,
             in_flight=control.in_flight,
             sync=world.sync,
-            number=number,
+            number=len(engines),
             witness=witness,
         )
-        for number in range(world.engines)
-    ]
-    for number, engine in enumerate(engines):
-        fleet.join(EngineEntry(f"engine-{number}/1", engine))
-    fleet.mover = MovingProxy(engines)
-    return engines
+        engines.append(engine)
+        return engine
+
+    seats = [EngineSeat(fleet, f"engine-{number}", make) for number in range(world.engines)]
+    for seat in seats:
+        seat.begin()
+    return seats, engines
 
 
 def _hosts(
-    control: ControlConfig, world: World, clock: Clock, dispatcher: Dispatcher, run: SimulatedRun
+    control: ControlConfig, world: World, clock: Clock, fleet: Fleet, dispatcher: Dispatcher
 ) -> list[SimulatedHost]:
     instances = itertools.count()
-    tail = run.loop.permits.tail
 
     def environment(task: Task) -> SimulatedEnvironment:
         return SimulatedEnvironment(world.environment, clock, derive(control.seed, "instance", next(instances)))
 
     def stage() -> Stage:
-        proxy = tail.proxy if tail is not None else LLMProxy(run.engines)
         scorer = SimulatedReward(world.reward, clock, control.seed)
-        return Stage.of(control, clock, proxy, environment, ByteDialogue(), scorer)
+        return Stage.of(control, clock, LLMProxy(fleet.update()), environment, ByteDialogue(), scorer)
 
     capacity = -(-control.rollout.slots // world.hosts)
     return [

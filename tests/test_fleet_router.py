@@ -1,0 +1,95 @@
+"""The router: which engine, and why; the same on every view of the fleet."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from fleets import fleet_of
+from rollweave.fleet.fleet import Fleet
+from rollweave.fleet.router import RouteAsk, choose, surplus
+from rollweave.fleet.view import FleetView
+
+TASKS = [("a",), ("b",), ("a",), ("b",), ("a",), ()]
+OPEN_TO = {"a": [0, 2, 4], "b": [1, 3], "c": [5]}
+
+
+def name(number: int) -> str:
+    return f"engine-{number}/1"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_trajectory_goes_to_the_least_busy_engine_that_is_open_to_its_task(seed: int) -> None:
+    rng, view = Random(seed), FleetView(fleet_of([None] * 6, TASKS).update())
+    held, placed = [0] * 6, list[int]()
+    for number in range(600):
+        if placed and rng.random() < 0.45:
+            engine = placed.pop(rng.randrange(len(placed)))
+            view.hold(name(engine), -1)
+            held[engine] -= 1
+            continue
+        task = rng.choice(list(OPEN_TO))
+        expected = min(OPEN_TO[task], key=lambda engine: (held[engine], engine))
+        route = choose(RouteAsk(str(number), task), view)
+        assert route is not None and route.engine == name(expected)
+        assert route.inputs == {"open": len(OPEN_TO[task]), "held": held[expected]}
+        view.hold(route.engine, +1)
+        held[expected] += 1
+        placed.append(expected)
+
+
+def test_a_task_whose_engines_are_gone_goes_to_those_that_name_none_and_then_to_any() -> None:
+    fleet = fleet_of([None] * 3, [("a",), (), ("b",)])
+    order = []
+    for _ in range(3):
+        route = choose(RouteAsk("1", "a"), fleet.view)
+        assert route is not None
+        order.append(route.engine)
+        fleet.lose(route.engine, "test")
+    assert order == [name(0), name(1), name(2)]
+    assert choose(RouteAsk("1", "a"), fleet.view) is None, "no engine is open"
+
+
+def test_members_of_a_group_share_an_engine() -> None:
+    view = fleet_of([None] * 3).view
+    routes = [choose(RouteAsk(f"{group}.{member}", "t", group), view) for group in range(6) for member in range(2)]
+    engines = [route.engine for route in routes if route is not None]
+    assert engines == [name(group % 3) for group in range(6) for _ in range(2)]
+
+
+def test_an_old_update_changes_nothing_and_an_engine_that_failed_stays_closed() -> None:
+    fleet = fleet_of([None] * 2)
+    old = fleet.update()
+    view = FleetView(old)
+    fleet.lose(name(0), "test")
+    assert view.update(fleet.update()) and not view.update(old)
+    assert not view.is_open(name(0))
+    view.note_gone(name(1))
+    assert not view.update(fleet.update()), "the driver does not know yet"
+    fleet.join(fleet_of([None] * 3).entries[name(2)])
+    assert view.update(fleet.update())
+    assert [id for id in view.engines if view.is_open(id)] == [name(2)]
+
+
+def test_after_a_reopening_nobody_holds_more_than_a_fair_share() -> None:
+    fleet = fleet_of([None] * 3)
+    held = {str(n): (name(0), RouteAsk(str(n), "t")) for n in range(6)}
+    assert surplus(held, fleet.view) == ["2", "3", "4", "5"], "the newest go"
+    grouped = {str(n): (name(0), RouteAsk(str(n), "t", n % 3)) for n in range(6)}
+    assert surplus(grouped, fleet.view) == ["1", "2", "4", "5"], "each group to its engine"
+
+
+def test_the_driver_counts_the_trajectories_of_all_hosts() -> None:
+    fleet: Fleet = fleet_of([None] * 2)
+    for attempt in ("1", "2", "3"):
+        route = choose(RouteAsk(attempt, "t"), fleet.view)
+        assert route is not None
+        fleet.place(attempt, route.engine)
+    assert fleet.view.held == {name(0): 2, name(1): 1}
+    fleet.place("1", name(1))
+    assert fleet.view.held == {name(0): 1, name(1): 2} and fleet.moves == 1
+    fleet.lose(name(1), "test")
+    fleet.leave("2")
+    fleet.leave("3")
+    assert not any(fleet.view.held.values())
