@@ -26,7 +26,6 @@ NAMES_TO_SETTLE = {"EngineState", "SharedPool"}
 
 IMPORTS_TO_TURN = {
     ("rewards.scorer", "environments.adapt"),
-    ("trajectory", "simulation.repeated"),
     ("mux.baselines.setups", "mux.simulation.replay"),
 }
 """Temporary: (importing, imported) modules or packages; without these imports there is no package cycle."""
