@@ -15,7 +15,7 @@ from rollweave.errors import ConfigError, RewardFailed
 from rollweave.rewards import rules
 from rollweave.rewards.scorer import THREADS_LEFT, NamedReward, Scorer, call_in_thread
 from rollweave.tasks import Task
-from rollweave.trajectory import Trajectory
+from rollweave.trajectory import Trajectory, token_ids
 
 MINE = """
 import asyncio, math
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 def trajectory(*answers: str, **data: Any) -> Trajectory:
     played = Trajectory("t/0", 0, 0, Task("row/0", "prompts", 0, data))
     for answer in answers:
-        played.observe([])
+        played.observe(token_ids([]))
         played.answer([], answer, "stop")
         played.turns[-1].reward = 0.25
     return played

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
 from rollweave.clock import Clock, run_virtual
 from rollweave.engines.protocol import Sampling
@@ -18,9 +17,11 @@ from rollweave.rollout.link import Cancel, HostLink, Lease, Packet, Report
 from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings
 from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
-from rollweave.rollout.state import SchedulerState
+from rollweave.rollout.state import SchedulerState, adapter, pack, unpack
 from rollweave.tasks import Cursor, SeedSource
-from rollweave.trajectory import Outcome, Span, Trajectory, Transform
+from rollweave.training.checkpoint import DriverFiles
+from rollweave.trajectory import Outcome, Trajectory, Transform, token_ids
+from spans import assert_same_files, span_of
 
 TICK = 0.001
 
@@ -46,8 +47,8 @@ class Hands:
     ) -> None:
         lease = self.leases.pop(id)
         trajectory = Trajectory(id, lease.group, lease.member, lease.task, outcome=outcome, cause="as told")
-        trajectory.observe([1])
-        trajectory.answer([Span([2, 3], [-1.0, -1.0], [-1.0, -1.0], version, Transform())], "x", "stop")
+        trajectory.observe(token_ids([1]))
+        trajectory.answer([span_of([2, 3], [-1.0, -1.0], [-1.0, -1.0], version, Transform())], "x", "stop")
         trajectory.rewards = {"environment": float(lease.member) if reward is None else reward}
         self.link.receive(Packet({f"report.{id}": Report(id, trajectory)}))
 
@@ -355,8 +356,8 @@ def test_a_world_in_which_nothing_ever_works_ends_the_run_with_its_cause() -> No
 
 
 def test_a_run_goes_on_from_its_state_without_losing_or_repeating_a_task() -> None:
-    saved: list[bytes] = []
-    adapter = TypeAdapter(SchedulerState)
+    saved: list[DriverFiles] = []
+    known = adapter(SchedulerState)
 
     async def first_life(world: World) -> None:
         world.scheduler.advance(0)
@@ -367,7 +368,7 @@ def test_a_run_goes_on_from_its_state_without_losing_or_repeating_a_task() -> No
         await world.tick()
         assert await world.train(0) == [0]
         await world.tick()
-        saved.append(adapter.dump_json(world.scheduler.state(version=1)))
+        saved.append(pack(known, world.scheduler.state(version=1)))
 
     async def second_life(world: World) -> None:
         assert sorted(world.scheduler.ledger.open_tasks) == [1, 2]
@@ -382,6 +383,5 @@ def test_a_run_goes_on_from_its_state_without_losing_or_repeating_a_task() -> No
         assert world.tally("attempts")["aborted"] == 1
 
     play(first_life, alpha=2)
-    play(second_life, alpha=2, state=adapter.validate_json(saved[0]))
-    # JSON and back changes nothing.
-    assert adapter.dump_json(adapter.validate_json(saved[0])) == saved[0]
+    play(second_life, alpha=2, state=unpack(known, saved[0]))
+    assert_same_files(pack(known, unpack(known, saved[0])), saved[0])

@@ -69,9 +69,9 @@ def trained_tokens_are_the_sampled_ones(job: Job, run: SimulatedRun) -> None:
     for trajectory in trained(run):
         context: list[int] = []
         for number, turn in enumerate(trajectory.turns, start=1):
-            context += turn.observation.tokens
+            context += turn.observation.tokens.tolist()
             answered = run.witness.answered[f"{trajectory.id}#{number}"]
-            answer = [token for span in turn.answer for token in span.tokens]
+            answer = [token for span in turn.answer for token in span.tokens.tolist()]
             assert answered.context == tuple(context)
             assert answered.tokens == tuple(answer)
             assert answered.versions == tuple(span.version for span in turn.answer for _ in span.tokens)

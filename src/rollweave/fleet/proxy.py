@@ -162,7 +162,7 @@ class LLMProxy:
     # ------------------------------------------------------------------------------------------------ the place
 
     async def _some_engine(self, guest: _Guest) -> EngineClient | None:
-        """The place of the trajectory, as soon as an engine is open; None if it is given up before. The episode keeps the
+        """The place of the trajectory as soon as an engine is open; None if it is given up. The episode keeps the
         deadline of the turn."""
         while guest.client is None and not guest.given_up:
             self._find(guest, "")

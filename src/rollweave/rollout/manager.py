@@ -12,7 +12,7 @@ one may be cancelled where it stands: it then counts neither as a member nor as 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.link import Lease, Report
 from rollweave.seeds import derive
 from rollweave.tasks import Task
-from rollweave.trajectory import Outcome, Trajectory
+from rollweave.trajectory import Outcome, TokenBuffer, TokenIds, Trajectory
 
 
 class TurnBarrier:
@@ -69,15 +69,15 @@ class TurnBarrier:
 class Dialogue(Protocol):
     """Renders a conversation to tokens, only ever appending."""
 
-    def open(self, observation: Observation) -> list[int]:
+    def open(self, observation: Observation) -> TokenIds:
         """The tokens of the first observation, up to where the answer begins."""
         ...
 
-    def reply(self, observation: Observation, answered_end: bool) -> list[int]:
+    def reply(self, observation: Observation, answered_end: bool) -> TokenIds:
         """The tokens to append after an answer: its end if it was cut short, the next observation."""
         ...
 
-    def ended(self, answer: Sequence[int]) -> bool:
+    def ended(self, answer: TokenIds) -> bool:
         """Whether a sampled answer (or its last span) closed its turn itself."""
         ...
 
@@ -146,7 +146,7 @@ class EnvManager:
         self.trajectory = Trajectory(lease.id, lease.group, lease.member, lease.task, admitted_version=lease.version)
         self.name = f"episode {lease.id}"
         self.cancelled = False
-        self._context: list[int] = []
+        self._context = TokenBuffer()
         """The trajectory's tokens, kept as they come: joining its spans anew every turn is quadratic in turns."""
         # One wait of each kind, entered again each turn. None of them holds on to the manager: a cycle of objects would
         # keep the whole episode in memory until the collector comes by.
@@ -229,7 +229,7 @@ class EnvManager:
         ):
             await environment.close()
 
-    async def _take_turn(self, environment: Environment) -> list[int] | None:
+    async def _take_turn(self, environment: Environment) -> TokenIds | None:
         """Answer the open observation and act; the tokens of the next one, or None at the episode's end."""
         if len(self._context) >= self.stage.max_context:
             raise EnvironmentFailed(
@@ -247,7 +247,7 @@ class EnvManager:
         self._go_on()
         return self._after(result)
 
-    def _after(self, result: StepResult) -> list[int] | None:
+    def _after(self, result: StepResult) -> TokenIds | None:
         if result.done:
             self.trajectory.outcome = Outcome.TRUNCATED if result.truncated else Outcome.FINISHED
             return None
@@ -268,7 +268,7 @@ class EnvManager:
             await self._meet(stage.barrier)
         seed = derive(lease.seed, turn)
         request = Request(
-            f"{lease.id}#{turn}", lease.id, self._context.copy(), seed, lease.sampling, lease.task.environment
+            f"{lease.id}#{turn}", lease.id, self._context.view(), seed, lease.sampling, lease.task.environment
         )
         wait = self._generation
         wait.what = f"generation of turn {turn}"
@@ -285,18 +285,15 @@ class EnvManager:
         if stage.barrier:
             await self._meet(stage.barrier)
 
-    def _observe(self, tokens: list[int]) -> None:
+    def _observe(self, tokens: TokenIds) -> None:
         self.trajectory.observe(tokens)
-        if self._context:
-            self._context += tokens
-        else:  # whatever kind of list the dialogue renders to: a simulation counts tokens instead of listing them
-            self._context = tokens.copy()
+        self._context.extend(tokens)
 
     def _answer(self, completion: Completion, seconds: float) -> None:
         self.trajectory.answer(completion.spans, completion.text, completion.finish)
         self.trajectory.turns[-1].generate_seconds = seconds
         for span in completion.spans:
-            self._context += span.tokens
+            self._context.extend(span.tokens)
 
     # ------------------------------------------------------------------------------------------------- the waits
 

@@ -12,15 +12,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.rewards.dispatch import RewardCall, Scored
 from rollweave.rollout.link import Lease, Packet, Report
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
-from rollweave.trajectory import Batch, Outcome, Span, Trajectory, Transform, Turn
+from rollweave.trajectory import ENDLESS, Batch, Outcome, Span, Trajectory, Transform, Turn, repeat_item
 from rollweave.weights.buckets import Fingerprint
 
 RECORDED = "recorded"
+ZERO_TOKENS = repeat_item(np.zeros(1, np.int32), ENDLESS)
+ZERO_LOGPROBS = repeat_item(np.zeros(1, np.float32), ENDLESS)
 
 
 class Gates:
@@ -63,7 +68,7 @@ class RecordedTrainer:
         await self._gates.passed(f"publish {version}")
         return Fingerprint(version, RECORDED)
 
-    async def save(self, folder: Path, driver: str) -> None:
+    async def save(self, folder: Path, driver: DriverFiles) -> None:
         await self._gates.passed(f"save {folder.name}")
 
     async def load(self, folder: Path) -> None:
@@ -144,10 +149,11 @@ def report(lease: Lease, end: Mapping[str, Any], awaited: tuple[str, ...]) -> Re
     """
     trajectory = Trajectory(lease.id, lease.group, lease.member, lease.task, admitted_version=lease.version)
     tokens, turns = end["tokens"], end["turns"]
-    trajectory.turns = [Turn(Span([])) for _ in range(turns)]
+    trajectory.turns = [Turn(Span(ZERO_TOKENS[:0])) for _ in range(turns)]
     if tokens:
         # All in one place, all as old as the oldest was: nobody here looks at a token.
-        span = Span([0] * tokens, [0.0] * tokens, [0.0] * tokens, end["version"], Transform())
+        logprobs = ZERO_LOGPROBS[:tokens]
+        span = Span(ZERO_TOKENS[:tokens], logprobs, logprobs, end["version"], Transform())
         trajectory.turns[0].answer.append(span)
     trajectory.outcome = Outcome(end["outcome"])
     trajectory.cause = end["cause"]
