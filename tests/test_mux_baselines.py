@@ -9,9 +9,6 @@ import pytest
 from mux_worlds import plain_job, scenario
 from rollweave.errors import ConfigError
 from rollweave.mux.baselines.bound import lower_bound
-from rollweave.mux.baselines.gavel import best_shares
-from rollweave.mux.baselines.opt import Cells, Opt, Regroup, jobs_that_move, pack, partition
-from rollweave.mux.baselines.simple import MostIdle, idle
 from rollweave.mux.decisions.scheduler import Scheduler
 from rollweave.mux.model.group import CoGroup, phases_at
 from rollweave.mux.model.job import MuxJob
@@ -22,6 +19,9 @@ from rollweave.mux.simulation.replay import Replay
 from rollweave.mux.simulation.simulate import simulate
 from rollweave.mux.simulation.trace import TraceJob
 from rollweave.seeds import generator
+from rollweave_experiments.baselines.fits import MostIdle, idle
+from rollweave_experiments.baselines.gavel import best_shares
+from rollweave_experiments.baselines.opt import Cells, Opt, Regroup, jobs_that_move, pack, partition
 from rollweave_experiments.rollmux.reality import Drift, Migration, Reality, RealReplay, migrated_period
 
 ROLLOUT, TRAIN = 14.80, 42.24

@@ -389,6 +389,19 @@ def test_unknown_names_are_refused(words: list[str], trace_file: Path) -> None:
     assert isinstance(answer.exception, ConfigError)
 
 
+@pytest.mark.parametrize("name", ["gavel+", "Gavel", "random", "most-idle", "opt", "regroup"])
+def test_the_command_knows_the_policies_of_the_papers(name: str, trace_file: Path) -> None:
+    found = simulated(trace_file, "--policy", name)
+    assert found["jobs"] == simulated(trace_file, "--policy", "solo-d")["jobs"]
+    assert found["total_cost"] > 0
+
+
+def test_without_the_experiments_their_policies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollweave.mux.baselines.setups.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="'opt' is unknown: there are: rollmux, default, per-iteration, solo-d, colo"):
+        setup("opt", 0)
+
+
 def test_names_are_taken_as_people_write_them() -> None:
     assert isinstance(setup("Solo-D", 0).decider, Solo) and isinstance(setup("veRL", 0).decider, Solo)
 

@@ -6,7 +6,7 @@ granted, hands it back and asks for the next. A new job, or one that was moved, 
 pause; a job that is moved loses the iteration that it was in.
 
 What the simulation leaves out: cold starts and profiling use no node here (they are seconds during which the job is
-away), and no rollout hands back nodes before its end (mux/simulation/reality.py models tails as mean rates).
+away), and no rollout hands back nodes before its end (the experiments model tails as mean rates: `Migration`).
 """
 
 from __future__ import annotations
