@@ -7,7 +7,7 @@ from typing import Any
 
 from rollweave.engines.protocol import Completion, EngineStats, Request, Sampling
 from rollweave.errors import WorkerDied
-from rollweave.fleet.view import FleetUpdate
+from rollweave.fleet.fleet import FleetUpdate
 from rollweave.runtimes.ray_clients import Orders
 from rollweave.weights.buckets import Fingerprint
 from spans import request_of, span_of

@@ -7,9 +7,8 @@ from random import Random
 import pytest
 
 from fleets import fleet_of
-from rollweave.fleet.fleet import Fleet
+from rollweave.fleet.fleet import Fleet, FleetView
 from rollweave.fleet.router import RouteAsk, choose, surplus
-from rollweave.fleet.view import FleetView
 
 TASKS = [("a",), ("b",), ("a",), ("b",), ("a",), ()]
 OPEN_TO = {"a": [0, 2, 4], "b": [1, 3], "c": [5]}

@@ -19,8 +19,7 @@ from tests.puppets import PuppetEngine, PuppetHost, request
 from rollweave.clock import Clock, run_virtual
 from rollweave.engines.protocol import Completion, EngineStats, Sampling
 from rollweave.errors import EngineGone, WorkerDied
-from rollweave.fleet.fleet import COUNTERS, GAUGES, EngineEntry
-from rollweave.fleet.view import FleetUpdate
+from rollweave.fleet.fleet import COUNTERS, GAUGES, EngineEntry, FleetUpdate
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.dispatcher import Dispatcher

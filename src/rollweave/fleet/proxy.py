@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineClient, Request
 from rollweave.errors import EngineGone
+from rollweave.fleet.fleet import EngineId, EngineInfo, FleetUpdate, FleetView
 from rollweave.fleet.router import Route, RouteAsk, choose, surplus
-from rollweave.fleet.view import EngineId, EngineInfo, FleetUpdate, FleetView
 
 Connect = Callable[[EngineInfo], EngineClient]
 """How a host reaches an engine."""

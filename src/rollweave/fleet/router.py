@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import NamedTuple
 
-from rollweave.fleet.view import EngineId, FleetView
+from rollweave.fleet.fleet import EngineId, FleetView
 from rollweave.observability.jsonl import Json
 
 

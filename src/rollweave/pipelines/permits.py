@@ -79,10 +79,6 @@ class Alone:
         pass
 
 
-def alone(clock: Clock) -> PermitSource:
-    return Alone()
-
-
 THRESHOLD = 0.8
 """Share of a batch's episodes that have ended when the rest is a tail (RollMux)."""
 TAIL_NODES = 0.25
@@ -140,7 +136,8 @@ class PermitGate:
         self._evaluation = evaluation
         self._journal = journal
         self._state = state
-        self.tail = _tail(source, fleet, scheduler, recorder)
+        several = source.shared and fleet.size > 1
+        self.tail = Tail(fleet, source, scheduler, recorder) if several else None
         """Of jobs with several rollout nodes that others may wait for."""
         self._standing: AsyncExitStack | None = None
         """The engines stand still, because it is not their turn."""
@@ -176,8 +173,3 @@ class PermitGate:
             making_room = tasks.create_task(self.tail.run(self._partly), name="tail")
             yield
             making_room.cancel()
-
-
-def _tail(source: PermitSource, fleet: Fleet, scheduler: RolloutScheduler, recorder: Emitter) -> Tail | None:
-    """Where others may wait for nodes, and there is more than one."""
-    return Tail(fleet, source, scheduler, recorder) if source.shared and fleet.size > 1 else None

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+from rollweave.fleet.fleet import FleetUpdate
 from rollweave.fleet.router import Route
-from rollweave.fleet.view import FleetUpdate
 from rollweave.observability.waits import SCORING
 from rollweave.rollout.link import Cancel, Endpoint, Lease, Moved, Score, ToDriver, ToHost, Transport
 from rollweave.rollout.manager import EnvManager, Stage, score

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from rollweave.engines.protocol import Sampling
+from rollweave.fleet.fleet import EngineId, FleetUpdate
 from rollweave.fleet.router import Route
-from rollweave.fleet.view import EngineId, FleetUpdate
 from rollweave.rewards.dispatch import Scored
 from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory

@@ -121,7 +121,7 @@ class Stage:
     ) -> Stage:
         """With the limits of a job or a scenario."""
         rollout = control.rollout
-        return cls(
+        return Stage(
             clock,
             proxy,
             environment,

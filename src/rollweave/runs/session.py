@@ -39,7 +39,7 @@ from rollweave.observability.terminal import View
 from rollweave.pipelines.assemble import Drive, assemble
 from rollweave.pipelines.checkpoints import DriverState
 from rollweave.pipelines.loop import Loop
-from rollweave.pipelines.permits import MakePermits, alone
+from rollweave.pipelines.permits import MakePermits
 from rollweave.rewards.scorer import NamedReward
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runs.folder import RunFolder
@@ -119,7 +119,7 @@ class Session:
         start: Start,
         environments: MakeEnvironment | None = None,
         rewards: tuple[NamedReward, ...] = (),
-        permits: MakePermits = alone,
+        permits: MakePermits | None = None,
     ) -> None:
         """`environments`, `rewards`: Python objects of the caller, instead of or beside those that the job names."""
         self.job = job
@@ -224,7 +224,7 @@ class Session:
                     self.folder.checkpoints,
                     clock,
                     log.recorder,
-                    permits=self.permits(clock),
+                    permits=self.permits(clock) if self.permits is not None else None,
                     on_row=[lambda step, row: self.view.step(log.row(step, row))],
                     on_trajectories=[log.trajectories],
                 )

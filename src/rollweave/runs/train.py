@@ -17,7 +17,7 @@ from rollweave.config.job import HubModel, Job, LocalModel, RayRuntime
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import members, source
 from rollweave.errors import ConfigError, RunFolderError
-from rollweave.pipelines.permits import MakePermits, alone
+from rollweave.pipelines.permits import MakePermits
 from rollweave.rewards.scorer import NamedReward, Scorer
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.resume import Start, check_job, find, rewind
@@ -47,12 +47,12 @@ def train_job(
     *,
     environments: MakeEnvironment | None = None,
     rewards: tuple[NamedReward, ...] = (),
-    permits: MakePermits = alone,
+    permits: MakePermits | None = None,
 ) -> Path:
     """Train a job to its end; returns the run folder.
 
     `resume`: go on in `out` where its run stopped, if there is one. `environments`, `rewards`: Python objects, instead
-    of or beside those that the job names. `permits`: how the job comes by pools that it shares with other jobs.
+    of or beside those that the job names. `permits`: how the job comes by pools that it shares, if it does.
     """
     if resume and out is None:
         raise ConfigError("--resume needs the folder of the run: rollweave train --resume RUN, or --out RUN")

@@ -20,8 +20,7 @@ from rollweave.clock import Clock
 from rollweave.config.job import RayRuntime
 from rollweave.errors import ConfigError
 from rollweave.fleet.colocated import TakingTurns
-from rollweave.fleet.fleet import Fleet
-from rollweave.fleet.view import FleetUpdate
+from rollweave.fleet.fleet import Fleet, FleetUpdate
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runtimes.blueprint import Blueprint

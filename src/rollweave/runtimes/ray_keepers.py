@@ -16,8 +16,7 @@ from typing import cast
 
 from rollweave.clock import Clock, Waiting
 from rollweave.errors import WorkerDied, first_cause
-from rollweave.fleet.fleet import EngineEntry, Fleet
-from rollweave.fleet.view import FleetUpdate
+from rollweave.fleet.fleet import EngineEntry, Fleet, FleetUpdate
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import HostLink

@@ -21,8 +21,8 @@ from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Completion, EngineStats
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments
+from rollweave.fleet.fleet import EngineInfo, FleetUpdate
 from rollweave.fleet.proxy import LLMProxy
-from rollweave.fleet.view import EngineInfo, FleetUpdate
 from rollweave.observability.memory import resident_mb
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Packet

@@ -10,8 +10,7 @@ from statistics import fmean, pstdev
 from rollweave.clock import Clock
 from rollweave.config.cluster import GENERATES, Pool
 from rollweave.config.scenario import Scenario
-from rollweave.fleet.fleet import Fleet
-from rollweave.fleet.view import EngineId
+from rollweave.fleet.fleet import EngineId, Fleet
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.meters import CAUSES
 from rollweave.pipelines.journal import MetricsRow

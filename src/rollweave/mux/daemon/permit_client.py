@@ -23,7 +23,7 @@ from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.controller import Wanted
 from rollweave.mux.daemon.store import NoDaemon, StateFolder
 from rollweave.mux.permits import StalePermit
-from rollweave.pipelines.permits import MakePermits, SharedPool, alone
+from rollweave.pipelines.permits import MakePermits, SharedPool
 from rollweave.runtimes.machine import pause, use_cores, wall_time
 
 POLL_SECONDS = 20.0
@@ -167,10 +167,11 @@ FOLDER, JOB, LIFE = "ROLLWEAVE_DAEMON_FOLDER", "ROLLWEAVE_DAEMON_JOB", "ROLLWEAV
 """Environment variables of a process that the daemon starts: the state folder, the job and its life (a number)."""
 
 
-def join_daemon() -> MakePermits:
-    """If a daemon started this process, wait for its permit to load. Returns how to get permits on a clock."""
+def join_daemon() -> MakePermits | None:
+    """If a daemon started this process, wait for its permit to load. Returns how to get permits on a clock; None if the
+    pools are this job's own."""
     if not os.environ.get(FOLDER):
-        return alone
+        return None
 
     permits = DaemonPermits.of_environment()
     permits.start()

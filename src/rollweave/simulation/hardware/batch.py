@@ -2,7 +2,7 @@
 
 Every request that runs gains one token a step. So the batch keeps a count of steps, a heap of the steps at which
 requests end, and the time its present stretch of steps began; between two changes everything follows from those
-(`stretch.py`).
+(`Stretch`).
 
 KV caches of trajectories whose environment is at work: kept while there is room, the oldest go first.
 

@@ -1,6 +1,6 @@
 """A simulated engine on modelled hardware: continuous batching, a KV cache of finite size, advanced per event.
 
-It costs one timer per change of the batch, however many tokens lie between (`continuous_batch.py`):
+It costs one timer per change of the batch, however many tokens lie between (`batch.py`):
 
     arrival          joins at the next step; computing its new context takes the time of prefill, beside decoding
     end              leaves its cache behind for its trajectory's next turn, while there is room

@@ -22,7 +22,7 @@ from rollweave.pipelines.assemble import assemble
 from rollweave.pipelines.checkpoints import DriverState
 from rollweave.pipelines.journal import MetricsRow
 from rollweave.pipelines.loop import Loop
-from rollweave.pipelines.permits import MakePermits, alone
+from rollweave.pipelines.permits import MakePermits
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.manager import Stage
 from rollweave.seeds import derive
@@ -61,8 +61,8 @@ class World:
     outages: tuple[Outage, ...] = ()
     hosts: int = 1
     engines: int = 1
-    permits: MakePermits = alone
-    """How the job comes by its pools."""
+    permits: MakePermits | None = None
+    """How the job comes by pools that it shares with others."""
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ async def simulate(job: Job, world: World, clock: Clock, resume: DriverFiles | N
         CHECKPOINTS,
         clock,
         recorder,
-        permits=world.permits(clock),
+        permits=world.permits(clock) if world.permits is not None else None,
         on_row=[lambda step, row: rows.append({"step": step, **row})],
     )
     run = SimulatedRun(drive.loop, trainer, engines, recorder, witness, rows)
