@@ -11,6 +11,7 @@ from fleets import fleet_of
 from rollweave.clock import Clock, DeadlineExceeded, run_virtual
 from rollweave.engines.protocol import Sampling
 from rollweave.fleet.colocated import TakingTurns
+from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.weight_sync import Transfer, WeightSync
 from rollweave.observability.events import MemoryRecorder
 from rollweave.simulation.durations import constant
@@ -211,3 +212,73 @@ def test_engines_are_never_two_published_versions_behind() -> None:
         *(("weights.publish", 1), ("weights.stage", 1), ("weights.commit", 1)),
         *(("weights.publish", 2), ("weights.stage", 2), ("weights.commit", 2)),
     ]
+
+
+# ------------------------------------------------------------------------------------------------------- newcomers
+
+
+def newcomer(weights: WeightSync, fleet: Fleet, made: SimulatedEngine) -> EngineEntry:
+    entry = EngineEntry("late/1", made)
+    fleet.join(entry)
+    assert entry.state == "starting", "not asked before it has caught up"
+    return entry
+
+
+async def published(weights: WeightSync, version: int) -> None:
+    await weights.publish(version)
+    await weights.commit(version)
+
+
+def test_a_newcomer_takes_the_version_that_the_others_have_by_then() -> None:
+    """They commit the next one while it prepares the one before."""
+
+    async def main(clock: Clock) -> None:
+        fleet = fleet_of([engine(SimulatedEngine, clock)])
+        trainer = SimulatedTrainer(clock, constant(1.0), 0)
+        weights = WeightSync(trainer, fleet, clock, MemoryRecorder(), timeout=99.0)
+        await published(weights, 1)
+        slow = engine(SimulatedEngine, clock, sync=SyncModel(prepare=constant(5.0)), number=1)
+        entry = newcomer(weights, fleet, slow)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(weights.catch_up(entry))
+            await clock.sleep(1.0)
+            began = clock.now()
+            await published(weights, 2)
+            await published(weights, 3)
+            assert clock.now() == began, "nothing waited for it"
+        assert (entry.state, entry.version, (await slow.stats()).version) == ("serving", 3, 3)
+
+    run_virtual(main)
+
+
+def test_a_newcomer_stands_still_while_the_others_do_and_no_longer() -> None:
+    async def main(clock: Clock) -> None:
+        fleet = fleet_of([engine(SimulatedEngine, clock)])
+        weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), fleet, clock, MemoryRecorder(), timeout=99.0)
+        one = engine(SimulatedEngine, clock, number=1)
+        entry = newcomer(weights, fleet, one)
+        request = Request("a#0", "a", [1], 0, Sampling(max_tokens=4))
+        async with fleet.standing():
+            await fleet.do_as_the_others(entry)  # it does not serve yet: another version is on its way
+            answer = asyncio.ensure_future(one.generate(request))
+            await clock.sleep(50.0)
+            assert not answer.done()
+        await weights.catch_up(entry)
+        began = clock.now()
+        await answer
+        assert entry.state == "serving" and clock.now() - began == pytest.approx(4.0)
+
+    run_virtual(main)
+
+
+def test_a_newcomer_that_takes_too_long_is_lost_and_the_run_goes_on() -> None:
+    async def main(clock: Clock) -> None:
+        fleet = fleet_of([engine(SimulatedEngine, clock)])
+        weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), fleet, clock, MemoryRecorder(), timeout=9.0)
+        await published(weights, 1)
+        entry = newcomer(weights, fleet, engine(forever("prepare"), clock, number=1))
+        await weights.catch_up(entry)
+        assert entry.state == "gone"
+        await published(weights, 2)
+
+    run_virtual(main)

@@ -336,25 +336,23 @@ class Fleet:
     async def standing(self) -> AsyncIterator[None]:
         """Inside, the engines stand still, one that joins meanwhile too. It nests."""
         self._standing += 1
-        await asyncio.gather(*(self.stand(entry) for entry in self.living()))
+        await asyncio.gather(*(self.do_as_the_others(entry) for entry in self.living()))
         try:
             yield
         finally:
             self._standing -= 1
-            await asyncio.gather(*(self._go_on(entry) for entry in self.living()))
+            await asyncio.gather(*(self.do_as_the_others(entry) for entry in self.living()))
 
-    async def stand(self, entry: EngineEntry) -> None:
-        """Let one engine stand still if the fleet does."""
+    async def do_as_the_others(self, entry: EngineEntry) -> None:
+        """Let an engine stand still if the fleet does, and go on if it does."""
         with self.surviving(entry):
-            while entry.stood < self._standing:
-                entry.stood += 1
-                await entry.control.suspend()
-
-    async def _go_on(self, entry: EngineEntry) -> None:
-        with self.surviving(entry):
-            while entry.stood > self._standing:
-                entry.stood -= 1
-                await entry.control.resume()
+            while entry.stood != self._standing:
+                if entry.stood < self._standing:
+                    entry.stood += 1
+                    await entry.control.suspend()
+                else:
+                    entry.stood -= 1
+                    await entry.control.resume()
 
     async def look(self) -> FleetStats:
         """Ask all engines what they have done so far, side by side."""

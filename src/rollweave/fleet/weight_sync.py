@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal
 
-from rollweave.clock import Clock, Wait
+from rollweave.clock import Clock, DeadlineExceeded, Wait
 from rollweave.engines.protocol import EngineStats
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.observability.events import Emitter
@@ -136,15 +136,17 @@ class WeightSync:
 
     async def catch_up(self, entry: EngineEntry) -> None:
         """Give a newcomer the version that the others have, again if they have changed it meanwhile; then it serves.
-        Nothing waits for it."""
-        while entry.state == "starting":
-            await self._until(lambda: not self._swapping, f"the engines to have their version, for {entry.id}")
-            version = self.version
-            if version != entry.version:
-                await self._give(entry, version)
-            await self._fleet.stand(entry)
-            if entry.state == "starting" and entry.version == self.version and not self._swapping:
-                self._fleet.serve(entry)
+        Nothing waits for it; if it takes too long, it is lost."""
+        try:
+            while entry.state == "starting":
+                await self._until(lambda: not self._swapping, f"the engines to have their version, for {entry.id}")
+                if entry.version != self.version:
+                    await self._give(entry, self.version)
+                await self._fleet.do_as_the_others(entry)
+                if entry.state == "starting" and entry.version == self.version and not self._swapping:
+                    self._fleet.serve(entry)
+        except DeadlineExceeded as late:
+            self._fleet.lose(entry.id, str(late))
 
     async def _give(self, entry: EngineEntry, version: int) -> None:
         pushed = self._pushed.get(version)  # not to be had any more once the others have the next but one

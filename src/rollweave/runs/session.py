@@ -96,7 +96,7 @@ async def _ask(fleet: Fleet) -> FleetStats:
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             return await fleet.look()
-    except (TimeoutError, WorkerDied):
+    except TimeoutError:
         return fleet.last_seen()
 
 
