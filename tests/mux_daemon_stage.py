@@ -48,16 +48,16 @@ class Theatre:
     def profile(self, job: str, t_roll: float = 3.0, t_train: float = 3.0) -> None:
         """From submission to a placement, if there is one."""
         self.launch(job)
-        attempt = self.controller.get(job).attempt
-        self.controller.profiled(job, attempt, PhaseTimes(t_roll, t_train), 1.0)
+        life = self.controller.get(job).life
+        self.controller.profiled(job, life, PhaseTimes(t_roll, t_train), 1.0)
         self.controller.exited(job, "finished")
 
-    def ask(self, job: str, wanted: Wanted, step: int = 0, ticket: str = "", attempt: int = 0) -> Permit | None:
+    def ask(self, job: str, wanted: Wanted, step: int = 0, ticket: str = "", life: int = 0) -> Permit | None:
         """Hand back what the job holds, if it does, and ask for the next."""
-        held = self.controller.turns.permits.get(job)
-        attempt = attempt or self.controller.get(job).attempt
+        held = self.controller.permit_table.permits.get(job)
+        life = life or self.controller.get(job).life
         ticket = ticket or f"t{next(self.tickets)}"
-        return self.controller.ask(Ask(job, attempt, ticket, wanted, held.epoch if held else None, step))
+        return self.controller.ask(Ask(job, life, ticket, wanted, held.epoch if held else None, step))
 
     def running(self, name: str, **options: float) -> str:
         """A job that is placed, started and loaded."""
@@ -66,16 +66,18 @@ class Theatre:
         self.launch(job)
         permit = self.ask(job, "start")
         assert permit is not None
-        self.controller.turns.give_back(job, permit.epoch)  # not in anybody's way until it asks for its first phase
+        self.controller.permit_table.give_back(
+            job, permit.epoch
+        )  # not in anybody's way until it asks for its first phase
         return job
 
     def on_disk(self) -> dict[str, object]:
         """What a daemon that started now would know."""
         store = Store(self.folder / "state.db")
-        found = {"jobs": store.jobs(), "turns": store.fact("turns"), "scheduler": store.fact("scheduler")}
+        found = {"jobs": store.jobs(), "permits": store.fact("permits"), "scheduler": store.fact("scheduler")}
         store.close()
         return found
 
     def in_memory(self) -> dict[str, object]:
         facts = json.loads(json.dumps(self.controller.facts()))
-        return {"jobs": self.controller.jobs, "turns": facts["turns"], "scheduler": facts["scheduler"]}
+        return {"jobs": self.controller.jobs, "permits": facts["permits"], "scheduler": facts["scheduler"]}

@@ -9,12 +9,12 @@ from rollweave.engines.protocol import Completion, EngineStats, Request, Samplin
 from rollweave.errors import WorkerDied
 from rollweave.fleet.fleet import FleetUpdate
 from rollweave.runtimes.ray_clients import Orders
-from rollweave.trajectory import Span
 from rollweave.weights.buckets import Fingerprint
+from spans import request_of, span_of
 
 
 def request(id: str) -> Request:
-    return Request(id, trajectory=id.split("#")[0], tokens=[1, 2], seed=7, sampling=Sampling())
+    return request_of(id, trajectory=id.split("#")[0], tokens=[1, 2], seed=7, sampling=Sampling())
 
 
 class Puppet:
@@ -100,7 +100,7 @@ class PuppetEngine(Puppet):
         self.requests += [request.id for request in orders.requests]
 
     def answer(self, id: str) -> None:
-        span = Span([3], [-0.5], [-0.5], self.version, Sampling().transform)
+        span = span_of([3], [-0.5], [-0.5], self.version, Sampling().transform)
         self.outbox.put_nowait(Completion(id, [span], "stop"))
 
     async def collect(self, client: str) -> list[Completion]:

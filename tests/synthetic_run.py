@@ -12,7 +12,8 @@ from rollweave.observability.metrics import MetricsWriter, read_metrics
 from rollweave.observability.summary import summarise, write_summary
 from rollweave.observability.transcripts import TranscriptWriter
 from rollweave.tasks import Task
-from rollweave.trajectory import Outcome, Span, Trajectory, Transform
+from rollweave.trajectory import Outcome, Trajectory, Transform, token_ids
+from spans import span_of
 
 CONFIG = """\
 name: quickstart
@@ -113,9 +114,10 @@ def trajectory(step: int, member: int, reward: float, turns: int) -> Trajectory:
     for turn in range(turns):
         lake = "".join("A" if i == min(turn, 15) else "SFFFFHFHFFFHHFFG"[i] for i in range(16))
         board = "\n".join(lake[i : i + 4] for i in range(0, 16, 4))
-        episode.observe(list(f"<|user|>\n{board}\nYou are at row {turn // 4}. <b>Go?</b>\n<|assistant|>\n".encode()))
-        half = Span([82], [-0.3], [-0.3], max(0, step - 1), Transform())
-        rest = Span([105, 103], [-0.2, -0.1], [-0.2, -0.1], step, Transform())
+        shown = f"<|user|>\n{board}\nYou are at row {turn // 4}. <b>Go?</b>\n<|assistant|>\n"
+        episode.observe(token_ids(shown.encode()))
+        half = span_of([82], [-0.3], [-0.3], max(0, step - 1), Transform())
+        rest = span_of([105, 103], [-0.2, -0.1], [-0.2, -0.1], step, Transform())
         episode.answer([half, rest] if turn == turns // 2 else [rest], "right" if turn % 2 else "down", "stop")
         episode.turns[-1].reward = reward if turn == turns - 1 else 0.0
         episode.turns[-1].generate_seconds, episode.turns[-1].environment_seconds = 0.12, 0.002

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,7 @@ from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.durations import constant
 from rollweave.simulation.hardware.engine import GpuEngine
 from rollweave.simulation.world.engine import SimulatedEngine
+from rollweave.trajectory import repeat_item
 from rollweave.weights.store import MemoryStore
 from torch_engine_reference import VOCABULARY, engine_of, random_model
 
@@ -64,8 +66,9 @@ class GpuModel(Simulated):
     draws_tokens = False
 
     def make(self, clock: Clock) -> Engine:
+        script = repeat_item(np.zeros(1, np.int32), self.long_answer)
         costs = EngineCosts(MODELS["qwen3-8b"], DEVICES["H20"], Constants())
-        return GpuEngine(clock, costs, in_flight=self.in_flight, answer_tokens=lambda request: self.long_answer)
+        return GpuEngine(clock, costs, lambda request: script, in_flight=self.in_flight)
 
 
 @dataclass

@@ -13,8 +13,8 @@ from contracts.ray_workers import RayWorkers
 from contracts.trainer import BEHAVIOURS, CHECKPOINTS, Behaviour, Main, check_trainer
 from rollweave.clock import Clock, run_virtual, run_wall
 from rollweave.config.cluster import ClusterConfig, Pool
+from rollweave.config.control import Deadlines
 from rollweave.config.hardware import Constants
-from rollweave.config.job import Deadlines
 from rollweave.config.models import MODELS
 from rollweave.config.training import TrainingConfig
 from rollweave.observability.events import MemoryRecorder

@@ -36,7 +36,7 @@ def evaluate(seconds: float, hangs: int | None = None) -> Evaluation | None:
         tasks = [SeedSource("t", 0).task(number) for number in range(5)]
         dispatcher = OneAfterTheOther(clock, seconds, hangs)
         recorder = MemoryRecorder(clock.now)
-        evaluator = Evaluator(tasks, Sampling(), dispatcher, clock, recorder, 3, TIMEOUT)  # type: ignore[arg-type]
+        evaluator = Evaluator(tasks, Sampling(), dispatcher, None, clock, recorder, 3, TIMEOUT)  # type: ignore[arg-type]
         evaluator.start(7)
         return await evaluator.result()
 

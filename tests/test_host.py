@@ -17,9 +17,10 @@ from rollweave.clock import WIND_DOWN_SECONDS, Clock, run_virtual
 from rollweave.config.control import Deadlines
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
+from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
-from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Report, ToDriver
+from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Report, Score, ToDriver, ToHost
 from rollweave.rollout.manager import EnvManager, Stage, TurnBarrier
 from rollweave.simulation.durations import constant, lognormal
 from rollweave.simulation.world.engine import SimulatedEngine
@@ -70,9 +71,14 @@ class SlowReward:
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
         self._seconds = seconds
+        self.finished = 0
+
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        return ("slow",)
 
     async def score(self, trajectory: Trajectory) -> None:
         await self._clock.sleep(self._seconds)
+        self.finished += 1
         trajectory.rewards = {"environment": 1.0}
 
 
@@ -98,11 +104,14 @@ class Driver:
 
     def __init__(self, played_on: Stage) -> None:
         self.reports: list[Report] = []
+        self.scored: list[Scored] = []
         self.host = EnvHost(played_on, lambda packet: self.link.receive(packet))
         self.link: HostLink = Endpoint(self.host.link.receive, self._hear)
 
     def _hear(self, message: ToDriver) -> None:
-        if isinstance(message, Report):
+        if isinstance(message, Scored):
+            self.scored.append(message)
+        elif isinstance(message, Report):
             self.reports.append(message)
 
     async def __aenter__(self) -> Driver:
@@ -115,8 +124,14 @@ class Driver:
         self._running.cancel()
         await self._tasks.__aexit__(None, None, None)
 
-    def say(self, message: Lease | Cancel) -> None:
-        self.link.say(message.id if isinstance(message, Lease) else f"cancel.{message.lease}", message)
+    def say(self, message: ToHost) -> None:
+        match message:
+            case Lease(id=id):
+                self.link.say(id, message)
+            case Cancel(lease=id):
+                self.link.say(f"cancel.{id}", message)
+            case Score(attempt=id):
+                self.link.say(f"score.{id}", message)
 
 
 def cancelled_at(
@@ -176,10 +191,81 @@ def test_a_hung_environment_elsewhere_is_given_up_at_its_deadline_and_still_repo
 
 
 def test_an_episode_that_ended_before_it_was_cancelled_is_reported_as_it_ended() -> None:
-    # three turns of 1 + 1 s after a reset of 1 s: at 8 s it is being scored
+    # three turns of 1 + 1 s after a reset of 1 s: at 8 s it has ended
     report, _, _ = cancelled_at(8.0, scorer=lambda clock: SlowReward(clock, 5.0))
     assert report.trajectory.outcome is Outcome.FINISHED
-    assert report.trajectory.reward == 1.0
+    assert report.awaited == ("slow",)
+
+
+# -------------------------------------------------------------------------------------------------------- rewards
+
+ENDS = 7.0
+"""When the episode of `rewarded` ends: a reset of 1 s, then three turns of 1 + 1 s."""
+
+
+def rewarded(*script: tuple[float, ToHost], reward_seconds: float = 5.0, **parts: Any) -> tuple[Driver, SlowReward]:
+    """Plays one episode and says the rest of the script at its times; what the driver has heard in the end."""
+
+    async def main(clock: Clock) -> tuple[Driver, SlowReward]:
+        reward = SlowReward(clock, reward_seconds)
+        played_on = stage(clock, lambda task: Steps(clock, 1.0, 3), scorer=reward, **parts)
+        async with Driver(played_on) as driver:
+            driver.say(lease())
+            for at, message in script:
+                await clock.sleep(at - clock.now())
+                driver.say(message)
+            await clock.sleep(1000.0)
+            assert not driver.host._unscored and not driver.host._scoring and not driver.host._cancelled
+            return driver, reward
+
+    return run_virtual(main)
+
+
+def test_an_episode_is_reported_before_its_reward_and_scored_when_the_driver_says_so() -> None:
+    driver, _ = rewarded((ENDS + 3, Score("0.0.0")))
+    (report,), (scored,) = driver.reports, driver.scored
+    assert (report.trajectory.outcome, report.awaited) == (Outcome.FINISHED, ("slow",))
+    assert (scored.attempt, scored.rewards, scored.failure) == ("0.0.0", {"environment": 1.0}, None)
+
+
+def test_the_barrier_mode_reports_with_the_reward() -> None:
+    async def main(clock: Clock) -> Report:
+        reward = SlowReward(clock, 5.0)
+        played_on = stage(clock, lambda task: Steps(clock, 1.0, 3), scorer=reward, barrier=TurnBarrier())
+        report = await EnvManager(played_on, lease()).play()
+        assert clock.now() == pytest.approx(ENDS + 5)
+        return report
+
+    report = run_virtual(main)
+    assert (report.awaited, report.trajectory.rewards) == ((), {"environment": 1.0})
+
+
+def test_a_reward_that_misses_its_deadline_has_failed_by_name() -> None:
+    driver, reward = rewarded((ENDS, Score("0.0.0")), reward_seconds=2 * DEADLINES.reward)
+    (scored,) = driver.scored
+    assert scored.failure is not None and "reward slow since 50.0 s (deadline 50 s" in scored.failure
+    assert reward.finished == 0
+
+
+@pytest.mark.parametrize("cancelled", [ENDS + 1, ENDS + 4])
+def test_a_reward_that_is_not_wanted_any_more_is_not_computed(cancelled: float) -> None:
+    """Whether the Cancel comes while it is computed or has overtaken the Score."""
+    script = sorted([(ENDS + 2, Score("0.0.0")), (cancelled, Cancel("0.0.0"))], key=lambda item: item[0])
+    driver, reward = rewarded(*script)
+    assert (len(driver.reports), driver.scored, reward.finished) == (1, [], 0)
+
+
+def test_a_host_scores_what_another_one_played() -> None:
+    other = Trajectory("9.0.0", 9, 0, TASK, outcome=Outcome.FINISHED)
+    driver, _ = rewarded((1.0, Score("9.0.0", other)), (ENDS + 1, Cancel("0.0.0")))
+    assert [(scored.attempt, scored.rewards) for scored in driver.scored] == [("9.0.0", {"environment": 1.0})]
+
+
+def test_a_cancel_that_overtakes_the_score_of_a_foreign_trajectory_is_not_forgotten() -> None:
+    other = Trajectory("9.0.0", 9, 0, TASK, outcome=Outcome.FINISHED)
+    script = [(1.0, Cancel("9.0.0")), (2.0, Score("9.0.0", other)), (ENDS + 1, Cancel("0.0.0"))]
+    driver, reward = rewarded(*script)
+    assert (driver.scored, reward.finished) == ([], 0)
 
 
 def test_an_engine_that_ignores_the_abort_is_not_waited_for_long() -> None:

@@ -1,6 +1,6 @@
 """The order of the house: one name for one thing, no package cycles, and no more files and lines than agreed.
 
-The tables hold what is not in order yet. They only get shorter: an entry that is no longer needed fails.
+An exception has a line with its reason here; one that is no longer needed fails.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "rollweave"
 
 MOST_FILES = 260
@@ -20,16 +18,6 @@ MOST_LINES = 31_500  # to become 31,000
 
 SHARED_NAMES: dict[str, str] = {}
 """Names that may be defined more than once, at most five, each with its reason."""
-
-NAMES_TO_SETTLE = {"SharedPool"}
-"""Temporary: names that are still defined more than once."""
-
-IMPORTS_TO_TURN = {
-    ("rewards.scorer", "environments.adapt"),
-    ("trajectory", "simulation.repeated"),
-    ("mux.baselines.setups", "mux.simulation.replay"),
-}
-"""Temporary: (importing, imported) modules or packages; without these imports there is no package cycle."""
 
 
 def modules() -> dict[str, Path]:
@@ -70,9 +58,9 @@ def names_defined_twice(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
 
 def test_no_name_is_defined_twice() -> None:
     twice = names_defined_twice({module: tree(path) for module, path in modules().items()})
-    new = {name: places for name, places in twice.items() if name not in SHARED_NAMES.keys() | NAMES_TO_SETTLE}
+    new = {name: places for name, places in twice.items() if name not in SHARED_NAMES}
     assert not new, "one noun, one thing: choose another name, or use the class that has it"
-    assert not (SHARED_NAMES.keys() | NAMES_TO_SETTLE) - twice.keys(), "settled: take it out of the table"
+    assert SHARED_NAMES.keys() <= twice.keys(), "settled: take it out of the table"
     assert len(SHARED_NAMES) <= 5
 
 
@@ -136,21 +124,9 @@ def in_cycles(edges: Iterable[Import]) -> list[Import]:
     return sorted((one, other) for one in list(reach) for other in after[one] if one in reach.get(other, ()))
 
 
-def matches(one: Import, entry: Import) -> bool:
-    return all(f"{name}.".startswith(f"{part}.") for name, part in zip(one, entry, strict=True))
-
-
 def test_no_package_imports_itself_by_way_of_others() -> None:
-    straight = [one for one in imports() if not any(matches(one, entry) for entry in IMPORTS_TO_TURN)]
-    edges = package_edges(straight)
+    edges = package_edges(imports())
     assert {edge: edges[edge] for edge in in_cycles(edges)} == {}
-
-
-@pytest.mark.parametrize("entry", sorted(IMPORTS_TO_TURN), ids="->".join)
-def test_each_exception_is_still_needed(entry: Import) -> None:
-    others = IMPORTS_TO_TURN - {entry}
-    kept = [one for one in imports() if not any(matches(one, other) for other in others)]
-    assert in_cycles(package_edges(kept)), "it makes no cycle any more: take it out of the table"
 
 
 def test_a_cycle_is_found() -> None:

@@ -99,5 +99,5 @@ def test_the_program_fails_on_a_violation_and_passes_without(tmp_path: Path) -> 
 
 def test_the_control_plane_keeps_the_rules() -> None:
     files = list(control_plane_files())
-    assert {path.parent.name for path in files} >= {"rollout", "pipelines", "simulation", "mux"}
+    assert {path.parent.name for path in files} >= {"rollout", "pipelines", "simulation", "mux", "rewards"}
     assert [str(violation) for violation in lint(files)] == []

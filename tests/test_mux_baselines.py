@@ -9,20 +9,20 @@ import pytest
 from mux_worlds import plain_job, scenario
 from rollweave.errors import ConfigError
 from rollweave.mux.baselines.bound import lower_bound
-from rollweave.mux.baselines.gavel import best_shares
-from rollweave.mux.baselines.opt import Cells, Opt, Regroup, jobs_that_move, pack, partition
-from rollweave.mux.baselines.simple import MostIdle, idle
 from rollweave.mux.decisions.scheduler import Scheduler
 from rollweave.mux.model.group import CoGroup, phases_at
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.period import meta_period
 from rollweave.mux.model.state import ClusterState
 from rollweave.mux.simulation.jobs import JobMix, draw_jobs
-from rollweave.mux.simulation.reality import Drift, Migration, Reality, migrated_period
 from rollweave.mux.simulation.replay import Replay
 from rollweave.mux.simulation.simulate import simulate
 from rollweave.mux.simulation.trace import TraceJob
 from rollweave.seeds import generator
+from rollweave_experiments.baselines.fits import MostIdle, idle
+from rollweave_experiments.baselines.gavel import best_shares
+from rollweave_experiments.baselines.opt import Cells, Opt, Regroup, jobs_that_move, pack, partition
+from rollweave_experiments.rollmux.reality import Drift, Migration, Reality, RealReplay, migrated_period
 
 ROLLOUT, TRAIN = 14.80, 42.24
 
@@ -206,6 +206,6 @@ def test_migration_frees_the_node_and_not_the_job() -> None:
 def test_drift_changes_the_pace_as_the_job_goes_on() -> None:
     reality = Reality(drifts={"a": Drift(end=2.0)}, every_s=100.0)
     job = plain_job("a", 60, 40, slo=3.0, n_iters=180)
-    outcome = Replay(Scheduler(), reality=reality).run([(0.0, job)])
+    outcome = RealReplay(Scheduler(), reality=reality).run([(0.0, job)])
     # Ninety iterations from 100 s to 200 s (d n = dt / (100 (1 + n / 90))), then ninety of 200 s.
     assert outcome.ended[0].finished_s == pytest.approx(90 * 150 + 90 * 200, rel=0.02)

@@ -1,4 +1,4 @@
-"""The cluster's commands: what they say when something is wrong, and a daemon that really runs."""
+"""The daemon's commands: what they say when something is wrong, and a daemon that really runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 
 from mux_daemon_stage import Theatre
 from rollweave.cli.main import main
-from rollweave.mux.daemon.client import Client, ClusterError
+from rollweave.mux.daemon.client import Client, DaemonError
 from rollweave.mux.daemon.records import JobRecord, forget_ending, how_it_ended
 from rollweave.mux.daemon.store import StateFolder, Store
-from rollweave.mux.daemon.views import cluster_screen, explain_screen, jobs_screen
+from rollweave.mux.daemon.views import daemon_screen, explain_screen, jobs_screen
 from rollweave.runtimes.machine import Process, alive, only_one, pause
 
 JOB = """
@@ -44,11 +44,11 @@ def done(*words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("jobs",), ("cluster", "status"), ("cluster", "stop"), ("cancel", "x"), ("jobs", "--explain", "x")]
+    "words", [("jobs",), ("daemon", "status"), ("daemon", "stop"), ("cancel", "x"), ("jobs", "--explain", "x")]
 )
 def test_without_a_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     said = refused(capsys, *words, "--state", str(tmp_path))
-    assert f"no daemon has been started on {tmp_path}: run `rollweave cluster start` first" in said
+    assert f"no daemon has been started on {tmp_path}: run `rollweave daemon start` first" in said
 
 
 def test_a_daemon_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +56,7 @@ def test_a_daemon_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "token").write_text("x")
     said = refused(capsys, "jobs", "--state", str(tmp_path))
     assert "does not answer at http://127.0.0.1:9" in said
-    assert f"rollweave cluster start --state {tmp_path}` (its jobs are not lost)" in said
+    assert f"rollweave daemon start --state {tmp_path}` (its jobs are not lost)" in said
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_submit_wants_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_second_daemon_on_the_same_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with only_one(tmp_path):
         for how in ("--detach", "--foreground"):
-            said = refused(capsys, "cluster", "start", how, "--state", str(tmp_path))
+            said = refused(capsys, "daemon", "start", how, "--state", str(tmp_path))
             assert f"{tmp_path} is in use by another daemon (process {os.getpid()})" in said
-            assert "rollweave cluster stop" in said
+            assert "rollweave daemon stop" in said
 
 
 def test_a_scheduler_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "cluster", "start", "--foreground", "--policy", "best", "--state", str(tmp_path))
+    said = refused(capsys, "daemon", "start", "--foreground", "--policy", "best", "--state", str(tmp_path))
     assert "policy 'best' is unknown" in said
 
 
@@ -177,8 +177,8 @@ def test_screens_show_what_is_known() -> None:
     }
     assert "not measured yet" in explain_screen(fresh)
     nodes = [{"node": "rollout-0", "holder": "a-1", "seconds": 1.25, "waiting": ["b-2"]}]
-    cluster = {"nodes": nodes, "jobs": {"running": 1}, "state_folder": "s", "set_aside": ["b-2 is set aside"]}
-    assert "a-1 since 1.2 s" in cluster_screen(cluster) and "b-2 is set aside" in cluster_screen(cluster)
+    daemon = {"nodes": nodes, "jobs": {"running": 1}, "state_folder": "s", "set_aside": ["b-2 is set aside"]}
+    assert "a-1 since 1.2 s" in daemon_screen(daemon) and "b-2 is set aside" in daemon_screen(daemon)
 
 
 @pytest.mark.slow
@@ -186,14 +186,14 @@ def test_screens_show_what_is_known() -> None:
 def test_a_job_that_cannot_be_profiled_says_why_and_is_not_tried_again(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.replace("layers: 1", "layers: 1, heads: 6, kv_heads: 4"))
     state = ["--state", str(tmp_path / "state")]
-    done("cluster", "start", *state)
+    done("daemon", "start", *state)
     client = Client(StateFolder(tmp_path / "state"))
     try:
         done("submit", str(tmp_path / "job.yaml"), *state)
         while (job := client.get("/jobs")[0])["state"] == "profiling":
             pause(0.1)
     finally:
-        done("cluster", "stop", *state)
+        done("daemon", "stop", *state)
     assert (job["state"], job["error"]) == ("failed", "model.heads (6) must be a multiple of model.kv_heads (4)")
 
 
@@ -202,14 +202,14 @@ def test_a_daemon_starts_beside_a_job_that_it_cannot_read(tmp_path: Path, capsys
     store = Store(folder.database)
     store.save([JobRecord("old-1", "old", "old.yaml", math.nan, 0.0)], {"numbered": 1})
     store.close()
-    done("cluster", "start", "--state", str(tmp_path))
+    done("daemon", "start", "--state", str(tmp_path))
     try:
         assert "job old-1 is set aside" in capsys.readouterr().out
-        done("cluster", "status", "--state", str(tmp_path))
+        done("daemon", "status", "--state", str(tmp_path))
         assert "job old-1 is set aside" in capsys.readouterr().out
         assert Client(folder).get("/jobs") == []
     finally:
-        done("cluster", "stop", "--state", str(tmp_path))
+        done("daemon", "stop", "--state", str(tmp_path))
 
 
 def test_a_daemon_does_not_start_on_a_placement_that_contradicts_itself(
@@ -221,27 +221,41 @@ def test_a_daemon_does_not_start_on_a_placement_that_contradicts_itself(
     placement["train"]["used"] = 2
     theatre.store.save([], {"scheduler": placement})
     theatre.store.close()
-    said = refused(capsys, "cluster", "start", "--foreground", "--state", str(tmp_path))
+    said = refused(capsys, "daemon", "start", "--foreground", "--state", str(tmp_path))
     assert f"{tmp_path / 'state.db'}: the jobs cannot go on" in said
     assert "invariant 7: groups hold 1 nodes, the pool counts 2" in said
 
 
+def test_state_of_an_older_format_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theatre = Theatre(tmp_path)
+    theatre.running("a")
+    theatre.store.save([], {"version": 1, "turns": {}})
+    theatre.store.close()
+    said = refused(capsys, "daemon", "start", "--foreground", "--state", str(tmp_path))
+    assert f"{tmp_path / 'state.db'} has format 1, this version of Rollweave reads format 2" in said
+    assert "name another --state folder and submit the jobs again" in said
+
+
+def test_the_old_name_of_the_command_names_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "`rollweave daemon`: daemon start | status | stop" in refused(capsys, "cluster", "start")
+
+
 def test_a_real_daemon_answers_only_to_its_token_and_comes_back(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    done("cluster", "start", "--state", str(state), "--rollout-nodes", "2")
+    done("daemon", "start", "--state", str(state), "--rollout-nodes", "2")
     folder = StateFolder(state)
     try:
         assert (state / "token").stat().st_mode & 0o777 == 0o600
-        assert len(Client(folder).get("/cluster")["nodes"]) == 3
+        assert len(Client(folder).get("/daemon")["nodes"]) == 3
         secret = (state / "token").read_text()
         (state / "token").write_text("guess")
-        with pytest.raises(ClusterError, match="wrong or missing token"):
+        with pytest.raises(DaemonError, match="wrong or missing token"):
             Client(folder).get("/jobs")
         (state / "token").write_text(secret)
         os.kill(folder.address()["pid"], signal.SIGKILL)
-        done("cluster", "start", "--state", str(state), "--rollout-nodes", "2")
+        done("daemon", "start", "--state", str(state), "--rollout-nodes", "2")
         assert Client(folder).get("/jobs") == []
     finally:
-        done("cluster", "stop", "--state", str(state))
+        done("daemon", "stop", "--state", str(state))
     with only_one(state):
         pass

@@ -40,11 +40,11 @@ def test_a_job_from_submission_to_its_end(theatre: Theatre) -> None:
     assert (record.state, record.progress.step) == ("finished", 1)
     assert record.progress.worked.t_roll == pytest.approx(2.5)
     assert record.cold_seconds == pytest.approx(4.0)
-    assert controller.turns.holder("train-0") is None
+    assert controller.permit_table.holder("train-0") is None
     assert not controller.to_start() and not controller.to_end()
 
 
-def test_two_jobs_take_turns(theatre: Theatre) -> None:
+def test_two_jobs_alternate(theatre: Theatre) -> None:
     a, b = theatre.running("a"), theatre.running("b")
     assert theatre.ask(a, "rollout") is not None
     assert theatre.ask(b, "rollout", ticket="b1") is None
@@ -61,7 +61,7 @@ def test_the_last_iteration_of_a_job_is_known(theatre: Theatre) -> None:
     for step, leaving in ((3, False), (4, True)):
         theatre.ask(job, "rollout", step=step)
         theatre.ask(job, "train", step=step)
-        assert theatre.controller.turns.members[job].leaving == leaving
+        assert theatre.controller.permit_table.tenants[job].leaving == leaving
 
 
 def test_iterations_are_counted_with_their_waiting(theatre: Theatre) -> None:
@@ -81,11 +81,11 @@ def test_the_death_of_a_holder_frees_its_node_and_the_job_comes_back(theatre: Th
     theatre.ask(a, "rollout")
     theatre.ask(b, "rollout", ticket="b1")
     theatre.controller.exited(a, "killed", "Killed")
-    assert theatre.controller.turns.holder("rollout-0") == b
+    assert theatre.controller.permit_table.holder("rollout-0") == b
     assert [record.id for record in theatre.controller.to_start()] == [a]
     theatre.launch(a)
     assert theatre.ask(a, "start") is not None
-    assert theatre.controller.get(a).attempt == 3
+    assert theatre.controller.get(a).life == 3
 
 
 def test_a_job_that_is_killed_again_and_again_fails_and_progress_forgives(theatre: Theatre) -> None:
@@ -118,14 +118,14 @@ def test_a_cancelled_job_keeps_its_node_until_its_process_is_gone(theatre: Theat
     theatre.ask(a, "rollout")
     theatre.ask(b, "rollout", ticket="b1")
     theatre.controller.cancel(a)
-    assert theatre.controller.turns.holder("rollout-0") == a
+    assert theatre.controller.permit_table.holder("rollout-0") == a
     assert [record.id for record in theatre.controller.to_end()] == [a]
     with pytest.raises(StalePermit, match="cancelled"):
         theatre.ask(a, "train")
     with pytest.raises(Refused, match="has not ended yet"):
         theatre.controller.resubmit(a)
     theatre.controller.exited(a, "killed")
-    assert theatre.controller.turns.holder("rollout-0") == b
+    assert theatre.controller.permit_table.holder("rollout-0") == b
     assert theatre.controller.get(a).state == "cancelled"
     with pytest.raises(Refused, match="nothing to cancel"):
         theatre.controller.cancel(a)
@@ -133,13 +133,13 @@ def test_a_cancelled_job_keeps_its_node_until_its_process_is_gone(theatre: Theat
 
 def test_a_process_that_was_replaced_has_no_say(theatre: Theatre) -> None:
     job = theatre.running("a")
-    old = theatre.controller.get(job).attempt
+    old = theatre.controller.get(job).life
     theatre.controller.exited(job, "killed")
     with pytest.raises(StalePermit, match=f"process number {old} .* process number {old + 1}"):
         theatre.ask(job, "rollout")  # a question that was still open when its process died
     theatre.launch(job)
     with pytest.raises(StalePermit, match=f"process number {old} .* no say"):
-        theatre.ask(job, "rollout", attempt=old)
+        theatre.ask(job, "rollout", life=old)
 
 
 def test_nobody_waits_for_a_start_longer_than_a_phase(theatre: Theatre) -> None:
@@ -153,7 +153,7 @@ def test_nobody_waits_for_a_start_longer_than_a_phase(theatre: Theatre) -> None:
     theatre.time += 2.9
     assert not theatre.controller.tick()
     theatre.time += 0.2
-    assert theatre.controller.tick() and theatre.controller.turns.holds(a, "at")
+    assert theatre.controller.tick() and theatre.controller.permit_table.holds(a, "at")
     assert theatre.on_disk() == theatre.in_memory()
 
 
@@ -207,7 +207,7 @@ def test_a_job_that_drifted_out_of_its_place_is_placed_anew(tmp_path: Path) -> N
 
 
 def test_a_job_that_can_never_fit_is_refused(theatre: Theatre) -> None:
-    with pytest.raises(NeverFits, match="asks for 2 rollout and 1 train nodes, but this cluster has 1 and 1"):
+    with pytest.raises(NeverFits, match="asks for 2 rollout and 1 train nodes, but this daemon has 1 and 1"):
         theatre.submit("wide", n_roll=2)
     assert theatre.controller.jobs == {}
     large = theatre.submit("large")
@@ -265,17 +265,17 @@ def _do(theatre: Theatre, job: str, what: int) -> None:
     elif record.state == "profiling":
         from rollweave.mux.daemon.records import PhaseTimes
 
-        controller.profiled(job, record.attempt, PhaseTimes(2.0 + what, 3.0), 1.0)
+        controller.profiled(job, record.life, PhaseTimes(2.0 + what, 3.0), 1.0)
         controller.exited(job, "finished")
     elif record.state == "running":
         _run(theatre, job, what)
-    used = [n for p in controller.turns.permits.values() if p.alone_for is None for n in p.nodes]
+    used = [n for p in controller.permit_table.permits.values() if p.alone_for is None for n in p.nodes]
     assert len(used) == len(set(used))  # a start may share its node once it has taken long
 
 
 def _run(theatre: Theatre, job: str, what: int) -> None:
     controller = theatre.controller
-    held, waiting = controller.turns.permits.get(job), controller.turns.requests.get(job)
+    held, waiting = controller.permit_table.permits.get(job), controller.permit_table.requests.get(job)
     if what == 5:
         controller.exited(job, "killed")
     elif what == 6:

@@ -1,4 +1,4 @@
-"""The daemon's HTTP interface: the token, errors in words, turns that wait."""
+"""The daemon's HTTP interface: the token, errors in words, requests for permits that wait."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path)
 
 
-def turn(attempt: int, ticket: str, wanted: str, epoch: int | None = None) -> dict[str, Any]:
-    return {"attempt": attempt, "ticket": ticket, "wanted": wanted, "epoch": epoch}
+def asking(life: int, ticket: str, wanted: str, epoch: int | None = None) -> dict[str, Any]:
+    return {"life": life, "ticket": ticket, "wanted": wanted, "epoch": epoch}
 
 
 def test_without_the_token_nothing_is_told(site: Site) -> None:
     for headers in ({}, {"Authorization": "Bearer guess"}, {"Authorization": "secret"}):
-        for method, path in (("GET", "/jobs"), ("POST", "/cluster/stop"), ("GET", "/cluster")):
+        for method, path in (("GET", "/jobs"), ("POST", "/daemon/stop"), ("GET", "/daemon")):
             answer = site.call(method, path, headers=headers)
             assert answer.status_code == 401
             assert "the right one is in the file `token`" in answer.json()["detail"]
@@ -76,8 +76,8 @@ def test_a_job_is_submitted_and_its_file_kept(site: Site) -> None:
     ("change", "words"),
     [
         ({"slo": 0.9}, "--slo 0.9: an SLO is the slow-down that you tolerate"),
-        ({"n_roll": 2}, "asks for 2 rollout and 1 train nodes, but this cluster has 1 and 1"),
-        ({"n_train": 3}, "start the cluster with more"),
+        ({"n_roll": 2}, "asks for 2 rollout and 1 train nodes, but this daemon has 1 and 1"),
+        ({"n_train": 3}, "start the daemon with more"),
     ],
 )
 def test_what_can_never_run_is_refused_with_the_fix(site: Site, change: dict[str, Any], words: str) -> None:
@@ -97,7 +97,7 @@ def test_an_slo_that_promises_nothing_is_refused_and_the_next_daemon_starts(site
 def test_a_profile_that_is_no_number_is_refused_and_the_next_daemon_starts(site: Site, key: str) -> None:
     job = site.theatre.submit("a")
     site.theatre.launch(job)
-    profile = {"attempt": 1, "t_roll": 1.0, "t_train": 1.0, "memory_gb": 1.0, key: math.nan}
+    profile = {"life": 1, "t_roll": 1.0, "t_train": 1.0, "memory_gb": 1.0, key: math.nan}
     answer = site.post(f"/jobs/{job}/profile", profile)
     assert answer.status_code == 422 and answer.json()["detail"] == f"{key}: Input should be a finite number"
     assert site.theatre.open().get(job).profile is None
@@ -114,43 +114,47 @@ def test_a_job_that_cannot_be_read_is_set_aside_and_the_others_go_on(site: Site)
     theatre.store.save([record], theatre.controller.facts())
     controller = theatre.open()
     assert list(controller.jobs) == [other] and list(controller.admission.state.home) == [other]
-    assert list(controller.turns.members) == [other]
+    assert list(controller.permit_table.tenants) == [other]
     (said,) = controller.set_aside.values()
     assert broken in said and "slo" in said and str(theatre.store.path) in said
     site.desk.controller = controller
-    assert site.get("/cluster").json()["set_aside"] == [said]
+    assert site.get("/daemon").json()["set_aside"] == [said]
     assert site.post("/jobs", JOB).json()["id"] == "a-3", "its name is not given to another job"
 
 
 def test_an_unknown_job(site: Site) -> None:
-    for answer in (site.get("/jobs/x"), site.post("/jobs/x/cancel"), site.post("/jobs/x/turn", turn(1, "t", "start"))):
+    for answer in (
+        site.get("/jobs/x"),
+        site.post("/jobs/x/cancel"),
+        site.post("/jobs/x/permit", asking(1, "t", "start")),
+    ):
         assert answer.status_code == 404 and "there is no job 'x'" in answer.json()["detail"]
 
 
-def test_turns_over_http(site: Site) -> None:
+def test_permits_over_http(site: Site) -> None:
     a, b = site.theatre.running("a"), site.theatre.running("b")
-    first = site.post(f"/jobs/{a}/turn", turn(2, "a1", "rollout")).json()["permit"]
+    first = site.post(f"/jobs/{a}/permit", asking(2, "a1", "rollout")).json()["permit"]
     assert (first["nodes"], first["cores"]) == (["rollout-0"], [0])
-    assert site.post(f"/jobs/{b}/turn", turn(2, "b1", "rollout")).json()["permit"] is None
-    second = site.post(f"/jobs/{a}/turn", turn(2, "a2", "train", first["epoch"])).json()["permit"]
+    assert site.post(f"/jobs/{b}/permit", asking(2, "b1", "rollout")).json()["permit"] is None
+    second = site.post(f"/jobs/{a}/permit", asking(2, "a2", "train", first["epoch"])).json()["permit"]
     assert second["cores"] == [1]
-    assert site.post(f"/jobs/{b}/turn", turn(2, "b1", "rollout")).json()["permit"]["epoch"] > second["epoch"]
+    assert site.post(f"/jobs/{b}/permit", asking(2, "b1", "rollout")).json()["permit"]["epoch"] > second["epoch"]
 
 
 def test_an_answer_that_got_lost_is_given_again(site: Site) -> None:
     a = site.theatre.running("a")
-    first = site.post(f"/jobs/{a}/turn", turn(2, "a1", "rollout")).json()
-    assert site.post(f"/jobs/{a}/turn", turn(2, "a1", "rollout")).json() == first
+    first = site.post(f"/jobs/{a}/permit", asking(2, "a1", "rollout")).json()
+    assert site.post(f"/jobs/{a}/permit", asking(2, "a1", "rollout")).json() == first
 
 
 def test_a_stale_permit_and_a_stale_process_are_refused(site: Site) -> None:
     a = site.theatre.running("a")
-    epoch = site.post(f"/jobs/{a}/turn", turn(2, "a1", "rollout")).json()["permit"]["epoch"]
-    stale = site.post(f"/jobs/{a}/turn", turn(2, "a2", "train", epoch - 1))
+    epoch = site.post(f"/jobs/{a}/permit", asking(2, "a1", "rollout")).json()["permit"]["epoch"]
+    stale = site.post(f"/jobs/{a}/permit", asking(2, "a2", "train", epoch - 1))
     assert stale.status_code == 409 and f"permit number {epoch - 1}" in stale.json()["detail"]
-    old = site.post(f"/jobs/{a}/turn", turn(1, "a3", "train", epoch))
+    old = site.post(f"/jobs/{a}/permit", asking(1, "a3", "train", epoch))
     assert old.status_code == 409 and "process number 1" in old.json()["detail"]
-    profile = {"attempt": 1, "t_roll": 1.0, "t_train": 1.0, "memory_gb": 1.0}
+    profile = {"life": 1, "t_roll": 1.0, "t_train": 1.0, "memory_gb": 1.0}
     assert site.post(f"/jobs/{a}/profile", profile).status_code == 409
 
 
@@ -161,11 +165,11 @@ def test_cancelling_twice_and_resuming_a_running_job(site: Site) -> None:
     assert "nothing to cancel" in site.post(f"/jobs/{a}/cancel").json()["detail"]
 
 
-def test_the_cluster_shows_who_holds_what(site: Site) -> None:
+def test_the_daemon_shows_which_job_holds_what(site: Site) -> None:
     a, b = site.theatre.running("a"), site.theatre.running("b")
-    site.post(f"/jobs/{a}/turn", turn(2, "a1", "rollout"))
-    site.post(f"/jobs/{b}/turn", turn(2, "b1", "rollout"))
-    rollout, train = site.get("/cluster").json()["nodes"]
+    site.post(f"/jobs/{a}/permit", asking(2, "a1", "rollout"))
+    site.post(f"/jobs/{b}/permit", asking(2, "b1", "rollout"))
+    rollout, train = site.get("/daemon").json()["nodes"]
     assert (rollout["holder"], rollout["waiting"], train["holder"]) == (a, [b], None)
     assert site.get(f"/jobs/{b}").json()["doing"] == f"waits for rollout-0 behind {a}"
 
@@ -175,15 +179,15 @@ def test_an_error_of_the_daemon_is_as_if_nothing_had_been_asked(site: Site, monk
     controller = site.theatre.controller
     job = site.theatre.running("a")
     site.theatre.ask(job, "rollout", ticket="1")
-    held = controller.turns.permits[job].epoch
-    attempt = controller.get(job).attempt
+    held = controller.permit_table.permits[job].epoch
+    life = controller.get(job).life
     with monkeypatch.context() as broken:
-        broken.setattr(type(controller.turns), "ask", lambda *anything: 1 / 0)
-        answer = site.post(f"/jobs/{job}/turn", turn(attempt, "2", "train", held))  # the server's log has the error
+        broken.setattr(type(controller.permit_table), "ask", lambda *anything: 1 / 0)
+        answer = site.post(f"/jobs/{job}/permit", asking(life, "2", "train", held))  # the server's log has the error
         assert answer.status_code == 500 and "ZeroDivisionError" in answer.json()["detail"]
     assert site.theatre.on_disk() == site.theatre.in_memory()
-    assert controller.turns.permits[job].epoch == held
-    answer = site.post(f"/jobs/{job}/turn", turn(attempt, "2", "train", held))
+    assert controller.permit_table.permits[job].epoch == held
+    answer = site.post(f"/jobs/{job}/permit", asking(life, "2", "train", held))
     assert answer.json()["permit"]["pool"] == "train"
 
 
@@ -198,7 +202,7 @@ def test_a_rollout_makes_room_over_http(tmp_path: Path, monkeypatch: pytest.Monk
     site.theatre.ask(job, "start")
     permit = site.theatre.ask(job, "rollout")
     assert permit is not None
-    about = {"attempt": 2, "epoch": permit.epoch, "keep": 1}
+    about = {"life": 2, "epoch": permit.epoch, "keep": 1}
     assert site.post(f"/jobs/{job}/awaited", about).json() == {"awaited": False}
     assert site.post(f"/jobs/{job}/widened", about).json()["permit"]["cores"] == [0, 1]
     assert site.post(f"/jobs/{job}/narrow", about).json()["permit"]["nodes"] == ["rollout-0"]
@@ -211,9 +215,9 @@ def test_what_cannot_be_written_down_ends_the_daemon(site: Site, monkeypatch: py
 
     job = site.theatre.running("a")
     site.theatre.ask(job, "rollout", ticket="1")
-    held, attempt = site.theatre.controller.turns.permits[job].epoch, site.theatre.controller.get(job).attempt
+    held, life = site.theatre.controller.permit_table.permits[job].epoch, site.theatre.controller.get(job).life
     monkeypatch.setattr(type(site.theatre.store), "save", full)
-    for path, body in (("/jobs", JOB), (f"/jobs/{job}/turn", turn(attempt, "2", "train", held))):
+    for path, body in (("/jobs", JOB), (f"/jobs/{job}/permit", asking(life, "2", "train", held))):
         answer = site.post(path, body)
         assert (answer.status_code, answer.json()["detail"]) == (503, "state.db: cannot be written (disk is full)")
         assert site.theatre.on_disk() == site.theatre.in_memory(), "nobody hears of what is not on the disk"

@@ -60,7 +60,7 @@ class City:
             self.lives.pop(record.id, None)
         for record in controller.to_start():
             self.theatre.launch(record.id)
-            self.lives[record.id] = Life(Ask(record.id, record.attempt, "0", "start"), self.means[record.id])
+            self.lives[record.id] = Life(Ask(record.id, record.life, "0", "start"), self.means[record.id])
         for life in self.lives.values():
             for _ in range(self.rng.randint(1, 2)):  # an answer may be lost
                 if life.until is None and controller.ask(life.ask) is not None:
@@ -74,7 +74,7 @@ class City:
             return
         self.theatre.time, job = min(busy)
         life = self.lives[job]
-        life.go_on(self.theatre.controller.turns.permits[job].epoch, number)
+        life.go_on(self.theatre.controller.permit_table.permits[job].epoch, number)
         if life.ask.step == STEPS:
             self.theatre.controller.exited(job, "finished", steps=STEPS)
             del self.lives[job]
@@ -102,10 +102,10 @@ def test_a_permit_handed_back_twice_is_handed_back_once(tmp_path: Path) -> None:
     theatre = Theatre(tmp_path)
     job = theatre.running("a")
     theatre.ask(job, "rollout", ticket="1")
-    held = theatre.controller.turns.permits[job].epoch
-    ask = Ask(job, theatre.controller.get(job).attempt, "2", "train", held)
+    held = theatre.controller.permit_table.permits[job].epoch
+    ask = Ask(job, theatre.controller.get(job).life, "2", "train", held)
     assert theatre.controller.ask(ask) is not None
-    theatre.controller.turns.leave(job)  # whatever made it lose its place in line
+    theatre.controller.permit_table.leave(job)  # whatever made it lose its place in line
     again = theatre.controller.ask(ask)
     assert again is not None and again.pool == "train"
     assert theatre.controller.get(job).progress.worked.t_train == 0.0
@@ -120,24 +120,24 @@ def test_a_rollout_that_began_on_fewer_nodes_is_not_taken_for_a_slow_one(tmp_pat
         theatre.launch(jobs[-1])
         loaded = theatre.ask(jobs[-1], "start")
         assert loaded is not None
-        theatre.controller.turns.give_back(jobs[-1], loaded.epoch)
+        theatre.controller.permit_table.give_back(jobs[-1], loaded.epoch)
     a, b = jobs
     controller = theatre.controller
-    attempt = controller.get(a).attempt
+    life = controller.get(a).life
     first = theatre.ask(a, "rollout")
     assert first is not None and len(first.nodes) == 2
-    assert not controller.awaited(a, attempt, first.epoch, 1)
-    asked = Ask(b, controller.get(b).attempt, "b1", "rollout", partly=True)
+    assert not controller.awaited(a, life, first.epoch, 1)
+    asked = Ask(b, controller.get(b).life, "b1", "rollout", partly=True)
     assert controller.ask(asked) is None
-    assert controller.awaited(a, attempt, first.epoch, 1)
+    assert controller.awaited(a, life, first.epoch, 1)
     theatre.time += 3.0
-    controller.narrow(a, attempt, first.epoch, 1)
+    controller.narrow(a, life, first.epoch, 1)
     begun = controller.ask(asked)
     assert begun is not None and len(begun.nodes) == 1
-    assert controller.widened(b, controller.get(b).attempt, begun.epoch) is None
+    assert controller.widened(b, controller.get(b).life, begun.epoch) is None
     theatre.time += 2.0
     theatre.ask(a, "train")
-    assert controller.widened(b, controller.get(b).attempt, begun.epoch) is begun and len(begun.nodes) == 2
+    assert controller.widened(b, controller.get(b).life, begun.epoch) is begun and len(begun.nodes) == 2
     assert theatre.on_disk() == theatre.in_memory()
     theatre.time += 3.0
     theatre.ask(b, "train")

@@ -28,7 +28,7 @@ def test_several_engines_have_a_node_each() -> None:
 @pytest.mark.timeout(300)
 def test_requests_move_and_another_job_has_the_node(tmp_path: Path) -> None:
     state = ["--state", str(tmp_path)]
-    done("cluster", "start", "--rollout-nodes", "2", "--policy", "per-iteration", *state)
+    done("daemon", "start", "--rollout-nodes", "2", "--policy", "per-iteration", *state)
     try:
         for seed in (4, 5):
             done("submit", str(JOB), f"seed={seed}", "--slo", "4", *state)
@@ -36,7 +36,7 @@ def test_requests_move_and_another_job_has_the_node(tmp_path: Path) -> None:
         jobs = Watch(client, STEPS).until_done()
         told = [event[1] for job in jobs for event in client.get(f"/jobs/{job['id']}")["events"]]
     finally:
-        done("cluster", "stop", *state)
+        done("daemon", "stop", *state)
     moves = [e for job in jobs for e in read_events(Path(job["run"]) / "events.jsonl") if e.name == "requests.move"]
     assert "narrowed" in told
     assert any(move.data["nodes"] == 1 for move in moves), "a tail was gathered on one node"

@@ -277,6 +277,19 @@ def test_first_come_first_served_lets_a_short_job_run_more_often() -> None:
     assert fluid["long"] == pytest.approx(free["long"], rel=0.03)
 
 
+def test_a_newcomer_does_not_wait_for_the_next_rollout_of_a_job_that_leaves() -> None:
+    """The rule of the daemon's permits: `old` trains for the last time, so its rollout node is free for `new`."""
+    jobs = [(0.0, plain_job("old", 10, 100, n_iters=1)), (20.0, plain_job("new", 10, 10, n_iters=1))]
+    assert finish_times(PhaseReplay(OneGroup()).run(jobs)) == {"old": 110.0, "new": 120.0}
+
+
+def test_a_newcomer_joins_at_the_tail_of_the_lap_that_rolls_out() -> None:
+    """`new` comes while `a` rolls out in its second lap: it is next after `a` and `b`, not after another whole lap."""
+    jobs = [(0.0, plain_job(name, 10, 10, n_iters=3)) for name in "ab"]
+    finished = finish_times(PhaseReplay(OneGroup()).run([*jobs, (25.0, plain_job("new", 10, 10, n_iters=1))]))
+    assert finished == {"new": 60.0, "a": 70.0, "b": 80.0}
+
+
 @pytest.mark.parametrize("policy", ["rollmux", "default"])
 def test_a_whole_trace_costs_the_same_phase_by_phase(policy: str) -> None:
     fluid, phased = (simulate(scenario(40, phases=phases), policy, 0) for phases in (False, True))
@@ -374,6 +387,19 @@ def test_a_made_trace_can_be_replayed(tmp_path: Path) -> None:
 def test_unknown_names_are_refused(words: list[str], trace_file: Path) -> None:
     answer = CliRunner().invoke(app, ["simulate", "--trace", str(trace_file), *words])
     assert isinstance(answer.exception, ConfigError)
+
+
+@pytest.mark.parametrize("name", ["gavel+", "Gavel", "random", "most-idle", "opt", "regroup"])
+def test_the_command_knows_the_policies_of_the_papers(name: str, trace_file: Path) -> None:
+    found = simulated(trace_file, "--policy", name)
+    assert found["jobs"] == simulated(trace_file, "--policy", "solo-d")["jobs"]
+    assert found["total_cost"] > 0
+
+
+def test_without_the_experiments_their_policies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollweave.mux.baselines.setups.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="'opt' is unknown: there are: rollmux, default, per-iteration, solo-d, colo"):
+        setup("opt", 0)
 
 
 def test_names_are_taken_as_people_write_them() -> None:

@@ -41,7 +41,7 @@ def test_an_exact_key_wins_over_a_pattern():
 
 
 def test_no_key_is_declared_twice():
-    keys = [metric.key for metric in catalogue.CATALOGUE]
+    keys = [metric.key for metric in catalogue.all_metrics()]
     assert len(keys) == len(set(keys))
 
 

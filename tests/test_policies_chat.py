@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rollweave.errors import ModelError
 from rollweave.policies.chat import ChatFormat
 from rollweave.policies.tiny import CHAT_TEMPLATE, END, byte_tokenizer
+from rollweave.trajectory import token_ids
 
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}{{ '<|system|>be brief<|end|>\n' }}{% endif %}"
@@ -45,10 +46,10 @@ def test_growing_a_conversation_equals_rendering_it_whole(
     template: str, first: str, turns: list[tuple[str, str]]
 ) -> None:
     format = chat(template)
-    tokens, messages = format.open(first), [user(first)]
+    tokens, messages = format.open(first).tolist(), [user(first)]
     assert tokens == whole(format, messages)
     for answer, observation in turns:
-        tokens += format.tokenizer(answer + END)["input_ids"] + format.reply(observation, answered_end=True)
+        tokens += format.tokenizer(answer + END)["input_ids"] + format.reply(observation, answered_end=True).tolist()
         messages += [{"role": "assistant", "content": answer}, user(observation)]
         assert tokens == whole(format, messages)
 
@@ -56,7 +57,7 @@ def test_growing_a_conversation_equals_rendering_it_whole(
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, CHATML, PADDED_END], ids=["tiny", "chatml", "padded"])
 def test_a_cut_answer_is_given_its_end(template: str) -> None:
     format = chat(template)
-    cut = format.open("a") + format.tokenizer("b")["input_ids"] + format.reply("c", answered_end=False)
+    cut = [*format.open("a"), *format.tokenizer("b")["input_ids"], *format.reply("c", answered_end=False)]
     assert cut == whole(format, [user("a"), {"role": "assistant", "content": "b"}, user("c")])
 
 
@@ -65,24 +66,26 @@ def test_the_end_of_turn_token_stops_generation_and_marks_an_answer_as_ended() -
         format = chat(template)
         end = format.tokenizer.convert_tokens_to_ids(END)
         assert format.stop_tokens == (end,)
-        assert format.ended([65, end]) and not format.ended([end, 65]) and not format.ended([])
+        ended = [format.ended(token_ids(answer)) for answer in ([65, end], [end, 65], [])]
+        assert ended == [True, False, False]
 
 
 def test_observations_may_be_several_messages() -> None:
     format = chat(CHATML)
     opening = [{"role": "system", "content": "rules"}, user("a")]
-    tokens = (
-        format.open(opening) + format.tokenizer("b" + END)["input_ids"] + format.reply([user("c"), user("d")], True)
-    )
+    tokens = [
+        *format.open(opening),
+        *format.tokenizer("b" + END)["input_ids"],
+        *format.reply([user("c"), user("d")], True),
+    ]
     assert tokens == whole(format, [*opening, {"role": "assistant", "content": "b"}, user("c"), user("d")])
 
 
-def test_what_is_returned_may_be_changed_by_the_caller() -> None:
+def test_what_is_remembered_for_the_next_episode_cannot_be_changed_by_this_one() -> None:
     format = chat(CHATML)
-    expected = list(format.open("a")), list(format.reply("b", True))
-    format.open("a").clear()
-    format.reply("b", True).append(1)
-    assert (format.open("a"), format.reply("b", True)) == expected
+    for tokens in (format.open("a"), format.reply("b", True), format.reply("b", False)):
+        with pytest.raises(ValueError, match="read-only"):
+            tokens[0] = 1
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,7 @@ def test_what_is_returned_may_be_changed_by_the_caller() -> None:
 )
 def test_a_template_that_rewrites_history_is_refused_at_the_first_reply(template: str, problem: str) -> None:
     format = chat(template)
-    assert format.open("a")  # a single turn is fine
+    assert len(format.open("a"))  # a single turn is fine
     with pytest.raises(ModelError, match=f"(?s)rewrites the conversation.*{problem}.*chat_template.jinja"):
         format.reply("b", True)
 
@@ -126,8 +129,9 @@ def test_smollm2_conversations_grow_as_they_render() -> None:
 
     format = ChatFormat.of(ensure())
     messages = [user("What is 2 + 3?")]
-    tokens = format.open("What is 2 + 3?")
+    tokens = format.open("What is 2 + 3?").tolist()
     for answer, observation in (("5", " and 7?\n\n"), ("The answer is 12.", "Grid:\nS F\nF G")):
-        tokens += format.tokenizer(answer)["input_ids"] + list(format.stop_tokens) + format.reply(observation, True)
+        ended = [*format.tokenizer(answer)["input_ids"], *format.stop_tokens]
+        tokens += ended + format.reply(observation, True).tolist()
         messages += [{"role": "assistant", "content": answer}, user(observation)]
     assert tokens == whole(format, messages)

@@ -32,6 +32,7 @@ from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.inline import start_inline
 from rollweave.training import checkpoint
 from rollweave.trajectory import Trajectory
+from spans import assert_same_files
 
 MODEL = {"type": "tiny", "hidden": 32, "layers": 1, "head_dim": 8, "warm_start": {"steps": 2, "episodes": 10}}
 
@@ -61,7 +62,7 @@ def job(pipeline: dict[str, Any], steps: int = 5, **sections: Any) -> Job:
 
 def parity(trajectory: Trajectory) -> float:
     """A reward that differs between members, so that every step has something to learn."""
-    return sum(trajectory.tokens()) % 7 / 7
+    return sum(trajectory.tokens().tolist()) % 7 / 7
 
 
 # --------------------------------------------------------------------- on the virtual clock, with the real torch parts
@@ -262,6 +263,20 @@ def test_a_checkpoint_of_another_history_is_set_aside(
     assert_same_history(run, finished)
 
 
+def test_a_run_folder_of_an_older_version_is_refused_and_left_alone(run: Path) -> None:
+    for folder in (run / "checkpoints").iterdir():
+        driver = json.loads((folder / checkpoint.DRIVER).read_text())
+        del driver["format"]
+        (folder / checkpoint.DRIVER).write_text(json.dumps(driver))
+        (folder / checkpoint.SIDECAR).unlink()
+        (folder / checkpoint.MANIFEST).unlink()
+        (folder / checkpoint.MANIFEST).write_text(json.dumps(checkpoint._manifest(folder)))
+    before = sorted(run.rglob("*"))
+    with pytest.raises(RunFolderError, match=r"run: .*format 1, this version reads format 2\): continue it with the"):
+        train_job(job(SYNC, steps=6), run, resume=True)
+    assert sorted(run.rglob("*")) == before
+
+
 def test_what_is_learnt_from_what_may_not_change(run: Path) -> None:
     other = job(SYNC, seed=4, rollout={"groups_per_step": 3, "group_size": 3, "environments": 5, "max_turns": 4})
     with pytest.raises(ConfigError, match=r"rollout.groups_per_step: 2 in the run, 3 now\n  seed: 3 in the run, 4 now"):
@@ -358,8 +373,8 @@ def test_a_failed_run_saves_what_it_has(finished: Path, tmp_path: Path, monkeypa
 
 
 def test_the_state_survives_its_file_exactly(run: Path) -> None:
-    text = checkpoint.read_driver(run / "checkpoints" / "step-4")
-    assert DriverState.load(text).dump() == text
+    kept = checkpoint.read_driver(run / "checkpoints" / "step-4")
+    assert_same_files(DriverState.load(kept).dump(), kept)
 
 
 def test_tensorboard_shows_a_step_that_was_done_again_once(tmp_path: Path) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollweave.clock import Clock, DeadlineExceeded, run_virtual, run_wall
 from rollweave.config.job import RewardConfig
 from rollweave.errors import ConfigError, RewardFailed
 from rollweave.rewards import rules
-from rollweave.rewards.scorer import NamedReward, Scorer
+from rollweave.rewards.scorer import THREADS_LEFT, NamedReward, Scorer, call_in_thread
 from rollweave.tasks import Task
-from rollweave.trajectory import Trajectory
+from rollweave.trajectory import Trajectory, token_ids
 
 MINE = """
 import asyncio, math
@@ -43,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 def trajectory(*answers: str, **data: Any) -> Trajectory:
     played = Trajectory("t/0", 0, 0, Task("row/0", "prompts", 0, data))
     for answer in answers:
-        played.observe([])
+        played.observe(token_ids([]))
         played.answer([], answer, "stop")
         played.turns[-1].reward = 0.25
     return played
@@ -152,3 +154,83 @@ def test_rules_take_other_columns_and_name_missing_ones() -> None:
 
 def test_an_episode_without_answers_matches_nothing() -> None:
     assert rules.exact_match(trajectory(answer="x")) == 0.0
+
+
+# ------------------------------------------------------------------------------------- side by side, beside the loop
+
+
+def test_the_rewards_of_one_trajectory_run_side_by_side() -> None:
+    async def main(clock: Clock) -> tuple[float, Trajectory]:
+        async def slow(trajectory: Trajectory) -> float:
+            await clock.sleep(5.0)
+            return 1.0
+
+        names = ("judge", "format", "length")
+        played = trajectory("answer")
+        await Scorer([], Path(), [NamedReward(name, slow, 2.0, name) for name in names]).score(played)
+        return clock.now(), played
+
+    seconds, played = run_virtual(main)
+    assert seconds == 5.0
+    assert played.rewards == {"environment": 0.25, "judge": 2.0, "format": 2.0, "length": 2.0}
+
+
+def test_the_first_reward_that_fails_ends_the_others() -> None:
+    async def main(clock: Clock) -> float:
+        async def slow(trajectory: Trajectory) -> float:
+            await clock.sleep(5.0)
+            return 1.0
+
+        async def fails(trajectory: Trajectory) -> float:
+            await clock.sleep(1.0)
+            raise ValueError("no score today")
+
+        rewards = [NamedReward("slow", slow, 1.0, "slow"), NamedReward("fails", fails, 1.0, "fails")]
+        with pytest.raises(RewardFailed, match="fails raised for t/0: ValueError: no score today"):
+            await Scorer([], Path(), rewards).score(trajectory("answer"))
+        return clock.now()
+
+    assert run_virtual(main) == 1.0
+
+
+def test_a_plain_function_computes_beside_the_loop() -> None:
+    """Two that wait for each other: neither could end if one of them held the loop, or the other."""
+    meeting = threading.Barrier(2, timeout=20.0)
+
+    def meets(trajectory: Trajectory) -> float:
+        assert threading.current_thread().daemon, "the end of the process would wait for it"
+        return float(meeting.wait() >= 0)
+
+    async def main(clock: Clock) -> Trajectory:
+        played = trajectory("answer")
+        rewards = [NamedReward(name, meets, 1.0, name) for name in ("one", "other")]
+        await Scorer([], Path(), rewards, call_in_thread).score(played)
+        return played
+
+    assert run_wall(main).rewards == {"environment": 0.25, "one": 1.0, "other": 1.0}
+
+
+def test_what_a_plain_function_raises_in_its_thread_is_told_as_ever(folder: Path) -> None:
+    async def main(clock: Clock) -> None:
+        await Scorer([RewardConfig(function="mine.py:raises")], folder, call_plain=call_in_thread).score(
+            trajectory("a")
+        )
+
+    with pytest.raises(RewardFailed, match=r"mine.py:raises raised for t/0: KeyError: 'missing' \(.*mine.py:15\)"):
+        run_wall(main)
+
+
+def test_a_plain_function_that_hangs_is_given_up_and_counted() -> None:
+    ends = threading.Event()
+
+    async def main(clock: Clock) -> Trajectory:
+        played = trajectory("answer")
+        reward = NamedReward("hangs", lambda trajectory: float(ends.wait()), 1.0, "hangs")
+        with pytest.raises(DeadlineExceeded), clock.wait("scoring", "reward hangs", 0.05):
+            await Scorer([], Path(), [reward], call_in_thread).score(played)
+        return played
+
+    try:
+        assert run_wall(main).info[THREADS_LEFT] == 1
+    finally:
+        ends.set()

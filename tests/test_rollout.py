@@ -25,6 +25,7 @@ from rollweave.simulation.world.environment import ByteDialogue, StepRewards
 from rollweave.simulation.world.hosts import SimulatedTransport, TransportModel
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome, Trajectory
+from spans import request_of
 
 TASK = Task("t/0", "t", 7)
 
@@ -151,7 +152,7 @@ def test_a_trajectory_stays_with_its_worker_and_new_ones_go_where_there_is_room(
         proxy = proxy_of(engines)
 
         def ask(trajectory: str, turn: int) -> Any:
-            return proxy.generate(Request(f"{trajectory}#{turn}", trajectory, [1], turn, Sampling()))
+            return proxy.generate(request_of(f"{trajectory}#{turn}", trajectory, [1], turn, Sampling()))
 
         await asyncio.gather(ask("a", 0), ask("b", 0))
         await asyncio.gather(ask("b", 1), ask("a", 1))
@@ -188,6 +189,9 @@ class Scripted:
 
 
 class FailingScorer:
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        return ()
+
     async def score(self, trajectory: Trajectory) -> None:
         raise RewardFailed("no score today")
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.errors import EngineGone
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.hardware.engine import GpuEngine
-from rollweave.simulation.hardware.environment import Script
+from rollweave.trajectory import TokenIds, repeat_item
 
 MODEL = MODELS["qwen3-8b"]
 
@@ -32,7 +33,16 @@ def costs(device: str = "H20", kv_tokens: int | None = None, slots: int | None =
 
 
 def request(id: str, context: int, answer: int, trajectory: str = "", max_tokens: int = 10**6) -> Request:
-    return Request(id, trajectory or id, Script(context, answer), 0, Sampling(max_tokens=max_tokens))
+    return Request(id, trajectory or id, shown(context, answer), 0, Sampling(max_tokens=max_tokens))
+
+
+def shown(tokens: int, answer: int) -> TokenIds:
+    """A context of so many tokens; their id says how long the answer will be."""
+    return repeat_item(np.array([answer], np.int32), tokens)
+
+
+def gpu_engine(clock: Clock, model: EngineCosts, **options: Any) -> GpuEngine:
+    return GpuEngine(clock, model, lambda request: shown(request.tokens.item(-1), 0), **options)
 
 
 def versions(completion: Completion) -> list[tuple[int | None, int]]:
@@ -113,7 +123,7 @@ def test_it_ends_every_request_when_an_engine_that_makes_every_step_would(
     asked: list[Asked], device: str, slots: int
 ) -> None:
     model = costs(device, slots=slots)
-    ended = run_virtual(lambda clock: play(clock, GpuEngine(clock, model, prefix_cache=False), asked))
+    ended = run_virtual(lambda clock: play(clock, gpu_engine(clock, model, prefix_cache=False), asked))
     expected = Stepping(model, asked).run()
     assert ended == pytest.approx(expected, abs=1e-6)
 
@@ -125,7 +135,7 @@ def test_no_engine_beats_its_roofline(asked: list[Asked], device: str) -> None:
     perfect = costs(device, compute_efficiency=1.0, bandwidth_efficiency=1.0, step_overhead=0.0)
 
     async def main(clock: Clock) -> float:
-        engine = GpuEngine(clock, perfect, prefix_cache=False)
+        engine = gpu_engine(clock, perfect, prefix_cache=False)
         await play(clock, engine, asked)
         return engine.busy_seconds()
 
@@ -153,7 +163,7 @@ async def started(answer: Awaitable[Completion], clock: Clock) -> asyncio.Future
 
 def test_a_request_that_nobody_waits_for_leaves_the_batch_and_its_tokens_count_as_sampled() -> None:
     async def main(clock: Clock) -> tuple[float, int, int]:
-        engine = GpuEngine(clock, costs())
+        engine = gpu_engine(clock, costs())
         task = await started(engine.generate(request("a", 100, 10**5)), clock)
         await clock.sleep(1.0)
         task.cancel()
@@ -180,7 +190,7 @@ async def update(engine: GpuEngine, version: int) -> None:
 @pytest.mark.parametrize("mode", ["recompute", "keep", "restart_turn"])
 def test_only_recomputing_costs_the_whole_context_again(mode: InFlight) -> None:
     async def main(clock: Clock) -> tuple[Completion, Any]:
-        engine = GpuEngine(clock, costs(), in_flight=mode)
+        engine = gpu_engine(clock, costs(), in_flight=mode)
         task = await started(engine.generate(request("a", 2000, 400)), clock)
         await clock.sleep(1.0)
         await update(engine, 1)
@@ -194,7 +204,7 @@ def test_only_recomputing_costs_the_whole_context_again(mode: InFlight) -> None:
 
 def test_standing_still_costs_exactly_its_time() -> None:
     async def main(clock: Clock, pause: float) -> float:
-        engine = GpuEngine(clock, costs())
+        engine = gpu_engine(clock, costs())
         task = await started(engine.generate(request("a", 100, 200)), clock)
         await clock.sleep(0.5)
         await engine.suspend()
@@ -208,7 +218,7 @@ def test_standing_still_costs_exactly_its_time() -> None:
 
 def test_the_next_turn_computes_only_what_is_new_until_the_weights_change() -> None:
     async def main(clock: Clock) -> list[int]:
-        engine = GpuEngine(clock, costs())
+        engine = gpu_engine(clock, costs())
         prefilled = []
         for turn, context in enumerate((1000, 1200, 1400)):
             if turn == 2:
@@ -226,7 +236,7 @@ def test_the_next_turn_computes_only_what_is_new_until_the_weights_change() -> N
 
 def test_a_full_cache_preempts_and_nothing_is_lost() -> None:
     async def main(clock: Clock) -> tuple[dict[int, float], Any]:
-        engine = GpuEngine(clock, costs(kv_tokens=3000))
+        engine = gpu_engine(clock, costs(kv_tokens=3000))
         asked = [Asked(0.0, 500, 700) for _ in range(5)]
         return await play(clock, engine, asked), await engine.stats()
 
@@ -237,7 +247,7 @@ def test_a_full_cache_preempts_and_nothing_is_lost() -> None:
 
 def test_idle_caches_give_way_to_running_requests() -> None:
     async def main(clock: Clock) -> Any:
-        engine = GpuEngine(clock, costs(kv_tokens=2000))
+        engine = gpu_engine(clock, costs(kv_tokens=2000))
         await engine.generate(request("a#1", 900, 50, trajectory="a"))
         await engine.generate(request("b#1", 1500, 50, trajectory="b"))
         before = (await engine.stats()).prefilled_tokens
@@ -249,7 +259,7 @@ def test_idle_caches_give_way_to_running_requests() -> None:
 
 def test_every_call_to_a_dead_engine_fails_also_those_that_are_open() -> None:
     async def main(clock: Clock) -> None:
-        engine = GpuEngine(clock, costs())
+        engine = gpu_engine(clock, costs())
         running, waiting = [await started(engine.generate(request(id, 100, 200)), clock) for id in ("a", "b")]
         await clock.sleep(0.5)
         engine.die()
@@ -286,7 +296,7 @@ def test_a_moved_request_draws_only_the_rest_and_computes_its_context_anew() -> 
     asked = request("a", context=1000, answer=400)
 
     async def moved(clock: Clock, after: float) -> tuple[Completion, float, list[int], int]:
-        one, other = GpuEngine(clock, costs()), GpuEngine(clock, costs())
+        one, other = gpu_engine(clock, costs()), gpu_engine(clock, costs())
         begun = asyncio.ensure_future(one.generate(asked))
         await clock.sleep(after)
         one.abort("a")
@@ -307,7 +317,7 @@ def test_the_first_step_after_a_pause_takes_longer() -> None:
     slow.wake = 0.5
 
     async def main(clock: Clock, costs: EngineCosts) -> list[float]:
-        engine, seconds = GpuEngine(clock, costs), []
+        engine, seconds = gpu_engine(clock, costs), []
         for number in range(2):
             began = clock.now()
             both = [engine.generate(request(f"{number}{n}", 100, 10 * (n + 1))) for n in range(2)]

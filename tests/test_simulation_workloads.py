@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
 import pytest
 
-from rollweave.config.workload import Mixed, Part, TaskModel, constant, lognormal, normal, uniform
+from rollweave.config.workload import LogNormal, Mixed, Part, TaskModel, Uniform, constant, normal
+from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.errors import ConfigError
 from rollweave.seeds import generator
 from rollweave.simulation.durations import sampler
-from rollweave.simulation.hardware.environment import Script
-from rollweave.simulation.repeated import Repeated, repeated
+from rollweave.simulation.hardware.engine import GpuEngine
+from rollweave.simulation.hardware.environment import ScriptedDialogue, Scripts
+from rollweave.simulation.hardware.machines import GpuTrainer
 from rollweave.simulation.simulate import scenario, simulate
 from rollweave.simulation.workloads.episode import NEVER, DrawnWorkload, EpisodeModel
 from rollweave.simulation.workloads.presets import PRESETS, resolve
 from rollweave.simulation.workloads.recorded import RecordedWorkload
+from rollweave.training.protocol import Metrics
+from rollweave.trajectory import Batch, Span, TokenBuffer, TokenIds
 
 TURNS = {"swe-bench": (30, 50), "webshop": (5, 30), "frozen-lake": (20, 100), "gem-math": (1, 4), "gem-game": (1, 1)}
 """RollArt, Table 1."""
@@ -50,9 +56,11 @@ def test_distributions_are_what_they_say() -> None:
     rng = generator(0, "test")
     draws = {
         "constant": [sampler(constant(3))(rng) for _ in range(10)],
-        "uniform": [sampler(uniform(2, 4))(rng) for _ in range(2000)],
+        "uniform": [sampler(Uniform(type="uniform", low=2, high=4))(rng) for _ in range(2000)],
         "normal": [sampler(normal(1, 5))(rng) for _ in range(2000)],
-        "lognormal": [sampler(lognormal(10, 1, 2, 50))(rng) for _ in range(2000)],
+        "lognormal": [
+            sampler(LogNormal(type="lognormal", median=10, sigma=1, low=2, high=50))(rng) for _ in range(2000)
+        ],
         "mixed": [
             sampler(Mixed(type="mixed", parts=(Part(weight=3, of=constant(0)), Part(weight=1, of=constant(1)))))(rng)
             for _ in range(2000)
@@ -102,29 +110,59 @@ def test_weights_share_out_the_groups() -> None:
 # --------------------------------------------------------------------------------------------- tokens by number
 
 
-def test_repeated_is_the_list_it_stands_for() -> None:
-    run = Repeated(-1.0, 3)
-    assert (len(run), list(run), run[1:], run == [-1.0] * 3, bool(Repeated(0, 0))) == (
-        3,
-        [-1.0] * 3,
-        [-1.0] * 2,
-        True,
-        False,
+@dataclass
+class Listener:
+    """Keeps what a simulated run trained on."""
+
+    spans: list[Span] = field(default_factory=list)
+    contexts: list[TokenIds] = field(default_factory=list)
+
+
+def test_simulated_spans_and_contexts_own_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Listener()
+    train_step, generate = GpuTrainer.train_step, GpuEngine.generate
+
+    async def train(self: GpuTrainer, batch: Batch) -> Metrics:
+        heard.spans += [span for trajectory in batch.trajectories() for span in trajectory.spans()]
+        return await train_step(self, batch)
+
+    def ask(self: GpuEngine, request: Request) -> Awaitable[Completion]:
+        heard.contexts.append(request.tokens)
+        return generate(self, request)
+
+    monkeypatch.setattr(GpuTrainer, "train_step", train)
+    monkeypatch.setattr(GpuEngine, "generate", ask)
+    pools = [
+        {"name": "rollout", "device": "H20", "count": 4, "role": "rollout"},
+        {"name": "train", "device": "H800", "count": 8, "role": "train"},
+    ]
+    rollout = {"groups_per_step": 2, "group_size": 2}
+    simulate(
+        scenario(
+            {
+                "training": {"steps": 2},
+                "cluster": {"pools": pools},
+                "workload": {"tasks": [{"preset": "frozen-lake"}]},
+                "rollout": rollout,
+            }
+        )
     )
-    assert run[2] == -1.0
-    with pytest.raises(IndexError):
-        run[3]
-    run += [5.0, 6.0]
-    assert len(run) == 5
-    assert repeated(0, 4) is repeated(0, 4)
+    answers = [span for span in heard.spans if span.sampled]
+    assert len(answers) > 8 and len(heard.contexts) > len(answers) / 2
+    assert all(span.tokens.strides == (0,) for span in heard.spans)
+    assert all(span.logprobs is not None and span.logprobs.strides == (0,) for span in answers)
+    assert all(context.strides == (0,) for context in heard.contexts)
 
 
-def test_a_context_remembers_how_long_the_next_answer_is() -> None:
-    context = Script(10, answer=5).copy()
-    context += repeated(0, 5)
-    assert (len(context), context.answer) == (15, 5)
-    context += Script(7, answer=2)
-    assert (len(context), context.copy().answer) == (22, 2)
+def test_the_workload_says_how_long_an_answer_is() -> None:
+    scripts = Scripts()
+    dialogue, one, other = ScriptedDialogue(scripts), scripts.begin(), scripts.begin()
+    context = TokenBuffer(dialogue.open(scripts.show(one, tokens=10, answer=5)))
+    scripts.show(other, tokens=3, answer=9)
+    context.extend(answer := scripts.answer(Request("a#1", "a", context.view(), 0, Sampling())))
+    assert len(answer) == 5
+    context.extend(dialogue.reply(scripts.show(one, tokens=7, answer=2), answered_end=True))
+    assert (len(context), len(scripts.answer(Request("a#2", "a", context.view(), 0, Sampling())))) == (22, 2)
 
 
 # ----------------------------------------------------------------------------------------------- a recorded run

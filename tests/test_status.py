@@ -110,6 +110,39 @@ def test_a_wait_for_an_evaluation_is_explained_by_its_episodes():
     ]
 
 
+def test_a_reward_that_is_awaited_is_named():
+    """Member 3 by its host's own word, member 5 by what the driver knows."""
+    world = World()
+    for id, names in (("7.3.0", ["judge"]), ("7.5.2", ["judge", "format"])):
+        world.say("episode.end", id=id, group=7, free=1, slots=2, in_line=1)
+        world.say("reward.begin", id=id, group=7, rewards=names, host=0)
+    world.begin("8.0.0", 8, free=0)
+    waits = [
+        Waiting("trainer", "group 7, which may not get any older: member 3, 5 is being scored", 3.0),
+        Waiting("scoring of 7.3.0", "reward judge", 12.0),
+    ]
+    assert flat(wait_for_graph(waits, world.accountant.work, world.accountant.slots, 50.0)) == [
+        "trainer waits for group 7, which may not get any older: member 3, 5 is being scored 3",
+        "  group 7 waits for 2 rewards 50",
+        "    member 5 (attempt 3) waits for reward judge, format 20",
+        "    member 3 waits for reward judge 12",
+    ]
+    world.say("reward.end", id="7.3.0", reward=1.0, cause=None, threads_left=0)
+    world.say("attempt.end", id="7.5.2", end="stale", tokens=3)  # given up while it was scored
+    assert not world.accountant.work.scoring and not world.accountant.work.groups[7].scoring
+
+
+def test_an_evaluation_may_wait_for_a_reward():
+    world = World()
+    world.say("reward.begin", id="eval.6.4.0", group=-1, rewards=["judge"], host=0)
+    waits = [Waiting("weight update", "evaluation of version 6", 9.0)]
+    graph = wait_for_graph(waits, world.accountant.work, world.accountant.slots, 31.0)
+    assert flat(graph)[:2] == [
+        "weight update waits for evaluation of version 6 9",
+        "  episode eval.6.4.0 waits for reward judge 1",
+    ]
+
+
 def test_what_happened_before_the_last_minute_is_forgotten():
     minute = LastMinute(seconds=60)
     for time in range(0, 201, 10):

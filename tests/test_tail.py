@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleets import fleet_of
 from rollweave.clock import Clock, run_virtual
-from rollweave.engines.protocol import Completion, Request, Sampling
+from rollweave.engines.protocol import Completion, Sampling
 from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.fleet.router import RouteAsk
@@ -23,6 +23,7 @@ from rollweave.simulation.world.engine import SimulatedEngine
 from rollweave.simulation.world.environment import EnvironmentModel
 from rollweave.simulation.world.witness import Witness
 from rollweave.simulation.world.world import SimulatedRun, World
+from spans import request_of
 from test_pipelines_virtual import many
 from virtual_oracles import check_everything
 from virtual_worlds import make_job, run
@@ -58,7 +59,7 @@ class Hall:
     async def talk(self, name: str, turns: int) -> list[Completion]:
         answers = []
         for turn in range(turns):
-            request = Request(f"{name}#{turn}", name, [1, 2, 3], derive(7, name, turn), Sampling(max_tokens=8))
+            request = request_of(f"{name}#{turn}", name, [1, 2, 3], derive(7, name, turn), Sampling(max_tokens=8))
             answers.append(await self.proxy.generate(request))
         self.proxy.release(name)
         return answers
@@ -68,7 +69,7 @@ class Hall:
 
 
 def tokens(answers: list[list[Completion]]) -> list[list[tuple[list[int], str]]]:
-    return [[([t for s in one.spans for t in s.tokens], one.finish) for one in talk] for talk in answers]
+    return [[([t for s in one.spans for t in s.tokens.tolist()], one.finish) for one in talk] for talk in answers]
 
 
 @many(100)
@@ -149,7 +150,7 @@ def test_members_that_stay_together_move_together() -> None:
 
         async def ask(group: int, member: int) -> Completion:
             name = f"g{group}m{member}"
-            request = Request(name, name, [1], derive(group, member), Sampling(max_tokens=8))
+            request = request_of(name, name, [1], derive(group, member), Sampling(max_tokens=8))
             hall.proxy.begin(RouteAsk(name, "default", group), None)
             return await hall.proxy.generate(request)
 

@@ -88,6 +88,18 @@ def test_many_slots_of_one_length_attend_together_and_agree() -> None:
     assert agreement.ties <= 2
 
 
+def test_weights_of_another_type_are_refused_with_the_fix() -> None:
+    model = random_model("qwen3")
+    engine = engine_of(model)
+    other = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    with pytest.raises(
+        ModelError, match="came as bfloat16, but this engine computes in float32: publish the weights in"
+    ):
+        prepare(engine, 1, other)
+    with pytest.raises(ValueError, match="version 1 is not prepared"):
+        engine.commit(1)
+
+
 def test_a_commit_in_the_middle_of_an_answer_makes_two_spans() -> None:
     old, new = random_model("qwen3", seed=1), random_model("qwen3", seed=2)
     engine = engine_of(old)
@@ -103,7 +115,7 @@ def test_a_commit_in_the_middle_of_an_answer_makes_two_spans() -> None:
     assert (first.version, len(first.tokens)) == (0, 5)
     assert (second.version, len(second.tokens)) == (7, 7)
     assert_raw_logprobs(old, prompt, first)
-    assert_raw_logprobs(new, prompt + first.tokens, second)
+    assert_raw_logprobs(new, prompt + first.tokens.tolist(), second)
     stats = engine.stats()
     assert (stats.version, stats.checksum) == (7, checksum(new.state_dict()))
     assert stats.recomputed_tokens == 44  # all that had been computed: the prompt and four of five sampled tokens

@@ -36,9 +36,9 @@ def updated(in_flight: str, temperature: float = 0.0, seed: int = 0) -> tuple[To
 def test_recompute_goes_on_as_the_new_policy_would_from_the_same_tokens() -> None:
     engine, (first, second) = updated("recompute")
     assert [(s.version, s.kv_version, len(s.tokens)) for s in (first, second)] == [(0, None, 5), (7, None, 7)]
-    context = PROMPT + first.tokens
+    context = PROMPT + first.tokens.tolist()
     continued = run(engine_of(NEW), [request("a", context, max_tokens=7)])["a"]
-    assert second.tokens == tokens_of(continued)
+    assert second.tokens.tolist() == tokens_of(continued)
     agreement = Agreement()
     agreement.check(NEW, context, continued)
     assert agreement.ties == 0
@@ -52,12 +52,12 @@ def test_keep_carries_the_cache_over_and_says_so() -> None:
     assert engine.stats().recompute_seconds == 0.0
     # The cache really is the old one: the new policy on its own cache would not give these log-probs.
     with pytest.raises(AssertionError):
-        assert_raw_logprobs(NEW, PROMPT + first.tokens, second)
+        assert_raw_logprobs(NEW, PROMPT + first.tokens.tolist(), second)
 
 
 def test_keep_marks_later_turns_until_the_cache_is_gone() -> None:
     engine, spans = updated("keep")
-    context = PROMPT + [token for span in spans for token in span.tokens]
+    context = PROMPT + [token for span in spans for token in span.tokens.tolist()]
     (next_turn,) = run(engine, [request("a", context + random_prompt(1, 5), turn=1, max_tokens=3)])["a"].spans
     assert (next_turn.version, next_turn.kv_version) == (7, 0)
     engine.release("a")
@@ -81,7 +81,7 @@ def test_restart_turn_samples_the_whole_turn_from_the_new_policy() -> None:
     engine, (only,) = updated("restart_turn", temperature=1.0, seed=11)
     assert (only.version, only.kv_version, len(only.tokens)) == (7, None, 12)
     fresh = run(engine_of(NEW), [request("a", PROMPT, max_tokens=12, temperature=1.0, seed=11)])["a"]
-    assert only.tokens == tokens_of(fresh), "the same seed, from the first place on"
+    assert only.tokens.tolist() == tokens_of(fresh), "the same seed, from the first place on"
     assert_raw_logprobs(NEW, PROMPT, only)
     stats = engine.stats()
     assert (stats.restarted_tokens, stats.sampled_tokens) == (5, 17)

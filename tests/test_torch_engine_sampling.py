@@ -122,5 +122,5 @@ def test_spans_carry_everything_training_needs() -> None:
     (span,) = run(engine_of(model, version=4), [request("a", prompt, **sampling)])["a"].spans
     assert span.problem() is None
     assert (span.version, span.transform) == (4, Transform(0.8, 0.95, 30))
-    expected = raw_logprobs(model, prompt, span.tokens)
+    expected = raw_logprobs(model, prompt, span.tokens.tolist())
     torch.testing.assert_close(torch.tensor(span.raw_logprobs), expected, atol=1e-4, rtol=0)

@@ -10,6 +10,7 @@ from rollweave.engines.protocol import Sampling
 from rollweave.engines.torch.engine import Context, SlotTable
 from rollweave.engines.torch.model import CALL_BYTES, Chunk, plan
 from rollweave.engines.torch.sampling import finish_of, text_of
+from rollweave.trajectory import token_ids
 from torch_engine_reference import TOKENIZER, engine_of, random_model, random_prompt, request, run, tokens_of, update
 
 MODEL = random_model("qwen3")
@@ -193,12 +194,12 @@ def test_a_special_token_inside_does_not_hide_a_stop_string() -> None:
 
 def test_context_counts_what_is_computed_again() -> None:
     context = Context("a")
-    context.rewrite([1, 2, 3, 4, 5])
+    context.rewrite(token_ids([1, 2, 3, 4, 5]))
     assert context.advance(5, version=0) == 0
     context.computed = 0
     assert (context.advance(3, version=1), context.advance(2, version=2)) == (3, 2)
     assert context.kv_version == 1
-    context.rewrite([1, 2, 9, 9, 9])
+    context.rewrite(token_ids([1, 2, 9, 9, 9]))
     assert (context.computed, context.seen) == (2, 2)
     assert context.advance(3, version=3) == 0
 
@@ -229,7 +230,7 @@ def test_a_moved_request_goes_on_where_it_was(steps: int) -> None:
     assert taken is not None and taken.finish == "aborted"
     rest = run(other, [replace(asked, begun=tuple(taken.spans))])["a"]
     assert (rest.finish, rest.text, len(rest.spans)) == (whole.finish, whole.text, 1)
-    assert rest.spans[0].tokens == whole.spans[0].tokens
+    assert rest.spans[0].tokens.tolist() == whole.spans[0].tokens.tolist()
     assert rest.spans[0].logprobs == pytest.approx(whole.spans[0].logprobs, abs=1e-4)
     assert one.stats().sampled_tokens + other.stats().sampled_tokens == len(whole.spans[0].tokens)
     assert sum(len(span.tokens) for span in taken.spans) == steps, "what was handed over is left alone"

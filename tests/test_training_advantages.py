@@ -19,7 +19,8 @@ from rollweave.training.advantages import (
     zero_share,
 )
 from rollweave.training.gae import explained_variance, gae, whitened
-from rollweave.trajectory import Group, Span, Trajectory, Transform
+from rollweave.trajectory import Group, Trajectory, Transform, token_ids
+from spans import span_of
 from training_data import TASK, batch
 
 reward = st.floats(-10, 10).map(lambda x: round(x, 3))
@@ -76,9 +77,9 @@ def episode(member: int, seen: list[str], earned: list[float], answers: list[int
     """A turn per observation (its text is its tokens), each answered by so many tokens."""
     made = Trajectory(f"m{member}", 0, member, TASK, rewards={"environment": sum(earned), "bonus": bonus})
     for text, value, length in zip(seen, earned, answers, strict=True):
-        made.observe(list(text.encode()))
+        made.observe(token_ids(text.encode()))
         if length:
-            made.answer([Span([1] * length, [0.0] * length, [0.0] * length, 0, Transform())], "", "stop")
+            made.answer([span_of([1] * length, [0.0] * length, [0.0] * length, 0, Transform())], "", "stop")
         made.turns[-1].reward = value
     return made
 
@@ -120,7 +121,7 @@ def random_group(rng: random.Random) -> list[Trajectory]:
 def test_gigpo_equals_the_reference(rng: random.Random, normalise: str, gamma: float, omega: float) -> None:
     members = random_group(rng)
     found = gigpo(Group(0, TASK, members), GiGPOAdvantage(normalise=normalise, gamma=gamma, omega=omega))
-    seen = [[bytes(turn.observation.tokens).decode() for turn in member.turns] for member in members]
+    seen = [[bytes(turn.observation.tokens.tolist()).decode() for turn in member.turns] for member in members]
     turns = reference.gigpo(
         seen, [[turn.reward for turn in member.turns] for member in members], normalise, gamma, omega
     )

@@ -35,7 +35,8 @@ from rollweave.tasks import Task
 from rollweave.training.diagnostics import identically_one
 from rollweave.training.packing import micro_batches, rows_of
 from rollweave.training.trainer import TorchTrainer
-from rollweave.trajectory import Batch, Group, Outcome, Span, Trajectory, Transform
+from rollweave.trajectory import Batch, Group, Outcome, Span, Trajectory, Transform, logprob_array, token_ids
+from spans import span_of
 from training_data import TASK, batch, score, tiny_policy
 
 RATIO_LOSSES = (PPOLoss, TISLoss, CISPOLoss, TOPRLoss, GSPOLoss, KimiLoss)
@@ -60,7 +61,7 @@ def mixed(groups: int = 4) -> Batch:
         for number, turn in enumerate(trajectory.turns):
             turn.reward = 0.25 * (number + trajectory.member)
             turn.answer = [part for span in turn.answer for part in halves(span)]
-        trajectory.turns[0].observation.tokens = [5, 6, 7]
+        trajectory.turns[0].observation.tokens = token_ids([5, 6, 7])
         trajectory.rewards["environment"] = sum(turn.reward for turn in trajectory.turns)
     for trajectory in made.groups[1].members:
         trajectory.rewards = {"r": 1.0}
@@ -74,9 +75,9 @@ def halves(span: Span) -> list[Span]:
     assert span.logprobs is not None and span.raw_logprobs is not None
     parts = [(slice(0, cut), 0), (slice(cut, None), 1)]
     return [
-        Span(span.tokens[p], span.logprobs[p], span.raw_logprobs[p], version, span.transform)
+        span_of(span.tokens[p], span.logprobs[p], span.raw_logprobs[p], version, span.transform)
         for p, version in parts
-        if span.tokens[p]
+        if len(span.tokens[p])
     ]
 
 
@@ -129,14 +130,14 @@ def test_segments_are_the_parts_of_an_answer_that_one_version_drew(folder: Path)
     made = Trajectory("t", 0, 0, TASK, outcome=Outcome.FINISHED)
 
     def span(length: int, version: int) -> Span:
-        return Span([1] * length, [0.0] * length, [0.0] * length, version, Transform())
+        return span_of([1] * length, [0.0] * length, [0.0] * length, version, Transform())
 
-    made.observe([1, 2])
+    made.observe(token_ids([1, 2]))
     made.answer([span(2, 3), span(1, 3), span(2, 4)], "", "stop")
-    made.observe([3])
+    made.observe(token_ids([3]))
     made.answer([span(0, 4), span(1, 4)], "", "stop")
     (row,) = rows_of(Batch(0, [Group(0, TASK, [made])]))
-    assert row.segments == [0, 0, 0, 1, 1, 2]
+    assert row.segments.tolist() == [0, 0, 0, 1, 1, 2]
     row.advantage = [1.0] * 6
     (micro,) = micro_batches([row, row], [1.0, 1.0], 100)
     assert micro.segments.tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3, 4, 4, 5]
@@ -157,8 +158,8 @@ def test_a_rewarded_token_becomes_more_likely(folder: Path, loss: Any, advantage
 
     def episode(member: int) -> Trajectory:
         t = Trajectory(f"m{member}", 0, member, TASK, outcome=Outcome.FINISHED, rewards={"r": float(member % 2)})
-        t.observe([7])
-        t.answer([Span([101 - member % 2], [0.0], [0.0], made.version, Transform())], "", "stop")
+        t.observe(token_ids([7]))
+        t.answer([span_of([101 - member % 2], [0.0], [0.0], made.version, Transform())], "", "stop")
         score(made.model, t)
         return t
 
@@ -200,7 +201,7 @@ def test_a_policy_that_has_not_moved_is_no_reason_to_warn(folder: Path, denomina
         known = iter(row.before or [])
         for span in trajectory.spans():
             if span.sampled:
-                span.logprobs = [next(known) for _ in span.tokens]
+                span.logprobs = logprob_array(next(known) for _ in span.tokens)
     assert made.train_step(data)["offpolicy/uncorrected"] == 0.0
 
 
@@ -251,7 +252,7 @@ def test_masked_tokens_are_counted_and_teach_nothing(folder: Path) -> None:
         score(load_model(folder), member)
     shifted = data.groups[0].members[0].turns[0].answer[0]
     assert shifted.logprobs is not None
-    shifted.logprobs = [x - 1.0 for x in shifted.logprobs]
+    shifted.logprobs = shifted.logprobs - 1.0
     metrics = trainer(folder, mismatch=MismatchMask()).train_step(data)
     share = len(shifted.tokens) / data.sampled_tokens
     assert metrics["mismatch/cut_share"] == pytest.approx(share)
@@ -259,7 +260,7 @@ def test_masked_tokens_are_counted_and_teach_nothing(folder: Path) -> None:
     for group in data.groups:
         for member in group.members:
             for span in member.spans():
-                span.logprobs = [x - 1.0 for x in span.logprobs] if span.logprobs else None
+                span.logprobs = None if span.logprobs is None else span.logprobs - 1.0
     metrics = trainer(folder, mismatch=MismatchMask()).train_step(data)
     assert metrics["mismatch/cut_share"] == 1.0 and metrics["grad/norm"] == 0.0
 
@@ -324,7 +325,7 @@ def test_the_gradient_with_a_value_head_is_that_of_the_textbook(folder: Path) ->
     torch.nn.init.zeros_(head.weight), torch.nn.init.zeros_(head.bias)
     terms = []
     for trajectory in data.trajectories():
-        tokens = torch.tensor([trajectory.tokens()])
+        tokens = torch.tensor([trajectory.tokens().tolist()])
         hidden = model.model(input_ids=tokens).last_hidden_state[0]
         logprobs = torch.log_softmax(model.lm_head(hidden), -1)
         position, sampled, rewards = 0, [], []
@@ -332,7 +333,7 @@ def test_the_gradient_with_a_value_head_is_that_of_the_textbook(folder: Path) ->
             position += len(turn.observation.tokens)
             for span in turn.answer:
                 assert span.logprobs is not None
-                sampled += [(position + i, x) for i, x in enumerate(span.logprobs)]
+                sampled += [(position + i, x) for i, x in enumerate(span.logprobs.tolist())]
                 rewards += [0.0] * len(span.tokens)
                 position += len(span.tokens)
             rewards[-1] += turn.reward

@@ -15,7 +15,7 @@ from rollweave.config.training import GRPOAdvantage, TrainingConfig
 from rollweave.errors import UntrainableBatch
 from rollweave.policies.forward import fill_rows, load_model, pad_rows, token_logprobs
 from rollweave.training.trainer import TorchTrainer
-from rollweave.trajectory import Batch, Transform
+from rollweave.trajectory import Batch, Transform, logprob_array, token_ids
 from training_data import batch, score, tiny_policy
 
 
@@ -50,7 +50,7 @@ def gradient(made: TorchTrainer, data: Batch) -> torch.Tensor:
 
 def test_log_probs_are_those_of_the_plain_model_whatever_the_padding(folder: Path) -> None:
     model = load_model(folder)
-    rows = [t.tokens() for t in batch(groups=2, size=3).trajectories()]
+    rows = [t.tokens().tolist() for t in batch(groups=2, size=3).trajectories()]
     places = [(r, c) for r, tokens in enumerate(rows) for c in range(1, len(tokens))]
     row, column = torch.tensor(places).T
     heat = torch.linspace(0.5, 2.0, len(places))
@@ -105,7 +105,7 @@ def test_the_gradient_is_that_of_the_textbook_loss(folder: Path, aggregation: st
     for group in data.groups:
         mean = sum(t.reward for t in group.members) / len(group.members)
         for t in group.members:
-            tokens = t.tokens()
+            tokens = t.tokens().tolist()
             logprobs = torch.log_softmax(model(input_ids=torch.tensor([tokens])).logits[0], -1)
             terms, position = [], 0
             for span in t.spans():
@@ -203,7 +203,7 @@ def test_engine_and_trainer_compare_like_with_like(folder: Path, transform: Tran
         score(made.model, member, transform)
         if transform.top_p < 1 or transform.top_k:  # the cut distribution's log-probs must then not be looked at
             for span in member.spans():
-                span.logprobs = [-0.01] * len(span.tokens) if span.sampled else None
+                span.logprobs = logprob_array([-0.01] * len(span.tokens)) if span.sampled else None
     metrics = made.train_step(data)
     assert metrics["mismatch/logprob_gap"] < 1e-5
     assert metrics["offpolicy/ess"] == pytest.approx(1.0, abs=1e-6)
@@ -218,8 +218,8 @@ def test_the_log_prob_gap_looks_at_tokens_of_the_current_version(folder: Path) -
         score(made.model, member)
     stale = next(data.trajectories())
     for span in stale.spans():
-        if span.sampled:
-            span.version, span.logprobs = 0, [x - 1.0 for x in span.logprobs or []]
+        if span.logprobs is not None:
+            span.version, span.logprobs = 0, span.logprobs - 1.0
     metrics = made.train_step(data)
     assert metrics["mismatch/logprob_gap"] < 1e-5 < metrics["offpolicy/ratio_max"] - 2
 
@@ -227,7 +227,7 @@ def test_the_log_prob_gap_looks_at_tokens_of_the_current_version(folder: Path) -
 def test_a_sampled_token_that_nothing_stands_before_is_refused(folder: Path) -> None:
     made, untouched = trainer(folder), trainer(folder)
     headless = batch()
-    headless.groups[0].members[0].turns[0].observation.tokens.clear()
+    headless.groups[0].members[0].turns[0].observation.tokens = token_ids([])
     with pytest.raises(UntrainableBatch, match="nothing predicts it"):
         made.train_step(headless)
     assert difference(made, untouched) == 0.0 and made.version == 0

@@ -18,6 +18,7 @@ from rollweave.observability.meters import TokenBooks
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.groups import RunningGroup
 from rollweave.rollout.ledger import AttemptEnd, Ledger
+from rollweave.rollout.link import Report
 from rollweave.rollout.manager import EnvManager
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.staleness import SampleBuffer, StalenessBound
@@ -25,7 +26,7 @@ from rollweave.rollout.state import SchedulerState
 from rollweave.simulation.durations import constant, lognormal
 from rollweave.simulation.faults import Outage
 from rollweave.simulation.world.engine import SimulatedEngine
-from rollweave.simulation.world.environment import EnvironmentModel
+from rollweave.simulation.world.environment import EnvironmentModel, RewardModel
 from rollweave.simulation.world.world import World
 from rollweave.tasks import Cursor, Task
 from rollweave.trajectory import Batch, Outcome, Span, Trajectory
@@ -39,6 +40,7 @@ HEAVY = World(
     token_seconds=constant(0.1),
     train_seconds=constant(0.1),
 )
+UNSCORED = World(reward=RewardModel(constant(1.0), failure_rate=0.2))
 FAILING = World(environment=EnvironmentModel(turns=lambda rng: 3, failure_rate=0.1))
 DYING = World(hosts=2, outages=(Outage("host", 0, 0.05, 2.0),))
 
@@ -56,7 +58,7 @@ def retokenise(patch: pytest.MonkeyPatch) -> None:
 
     def answer(self: Trajectory, spans: list[Span], text: str, finish: str) -> None:
         for span in spans:
-            span.tokens[-1] = (span.tokens[-1] + 1) % 256
+            span.tokens = (span.tokens + 1) % 256
         honest(self, spans, text, finish)
 
     patch.setattr(Trajectory, "answer", answer)
@@ -147,12 +149,34 @@ def failures_score_zero(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EnvManager, "_fail", fail)
 
 
+def ask_for_a_reward_within_the_slot(patch: pytest.MonkeyPatch) -> None:
+    def end(self: Dispatcher, report: Report) -> None:
+        party, lease = self._parties.pop(report.lease), self._leases.pop(report.lease)
+        party.on_report(lease, report)
+        if party.seat is not None:
+            del party.seat.playing[report.lease]
+            party.seat.used -= party.size
+            self._tell("episode.end", lease)
+
+    patch.setattr(Dispatcher, "_end", end)
+
+
+def take_failures_for_rewards(patch: pytest.MonkeyPatch) -> None:
+    honest = RolloutScheduler._book_reward
+
+    def book(self: RolloutScheduler, group: RunningGroup, trajectory: Trajectory, succeeded: bool) -> None:
+        honest(self, group, trajectory, True)
+
+    patch.setattr(RolloutScheduler, "_book_reward", book)
+
+
 def do_not_verify(patch: pytest.MonkeyPatch) -> None:
     async def prepare(self: WeightSync, entry: EngineEntry, version: int, pushed: Fingerprint) -> Fingerprint:
         entry.staged = version
         return pushed
 
     patch.setattr(WeightSync, "_prepare", prepare)
+    patch.setattr("rollweave.simulation.world.engine.refuse_unprepared", lambda version, staged: None)
 
 
 def give_up_on_everybody(patch: pytest.MonkeyPatch) -> None:
@@ -193,6 +217,8 @@ WAIT, REQUEUE = rollart(1), rollart(1, policy="requeue", max_requeues=0)
         (skip_a_task, WAIT, HEAVY, oracles.tasks_end_once),
         (train_twice, WAIT, HEAVY, oracles.batches_are_whole),
         (forget_failures, WAIT, FAILING, oracles.attempts_end_once),
+        (ask_for_a_reward_within_the_slot, WAIT, UNSCORED, oracles.rewards_come_once),
+        (take_failures_for_rewards, WAIT, UNSCORED, oracles.rewards_come_once),
         (book_too_little, WAIT, HEAVY, oracles.tokens_are_booked),
         (hide_waste, WAIT, FAILING, oracles.waste_is_reported),
         (failures_score_zero, WAIT, FAILING, oracles.failures_are_no_rewards),

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.weight_store import BUCKET_MB, pulled, tensors
+from contracts.weight_store import BUCKET_MB, array_of, pulled, tensors
 from rollweave.weights import buckets, store
 from rollweave.weights.buckets import BLOCK_BYTES, Fingerprint, WeightMismatch, checksum
 from rollweave.weights.store import SharedMemoryStore, WeightStoreError
@@ -89,6 +90,11 @@ def test_a_half_pushed_version_is_invisible_and_swept_up_by_the_next(
     assert len(list(tmp_path.iterdir())) == 4 <= left_behind + 1  # two versions, two files each
 
 
+def test_the_same_bytes_of_another_type_have_another_checksum() -> None:
+    halves = torch.arange(8, dtype=torch.bfloat16)
+    assert checksum({"a": halves}) != checksum({"a": halves.view(torch.float16)})
+
+
 def test_no_room_is_said_with_its_cure_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -114,7 +120,7 @@ def test_the_checksum_does_not_depend_on_the_cut_and_nothing_is_lost(sizes: list
     assert manifest.fingerprint.checksum == checksum(arrays)
     found: dict[str, Any] = {}
     flat = np.concatenate([*written, np.zeros(0, np.uint8)])
-    buckets.unpack(manifest, flat, lambda name, tensor: found.update({name: np.array(tensor)}))
+    buckets.unpack(manifest, flat, lambda name, tensor: found.update({name: array_of(tensor)}))
     assert all(np.array_equal(found[name], array) for name, array in arrays.items())
     total = sum(array.nbytes for array in arrays.values())
     assert len(manifest.fingerprint.buckets) <= total // max(BLOCK_BYTES, bucket) + 1

@@ -9,7 +9,7 @@ import pytest
 
 from fleets import fleet_of
 from rollweave.clock import Clock, DeadlineExceeded, run_virtual
-from rollweave.engines.protocol import Request, Sampling
+from rollweave.engines.protocol import Sampling
 from rollweave.fleet.colocated import TakingTurns
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.weight_sync import Transfer, WeightSync
@@ -19,6 +19,7 @@ from rollweave.simulation.world.engine import SimulatedEngine, SyncModel
 from rollweave.simulation.world.trainer import SimulatedTrainer
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint, WeightMismatch
+from spans import request_of
 
 
 class Forgetful(SimulatedEngine):
@@ -101,7 +102,7 @@ def test_blocking_exposes_the_whole_transfer_and_background_only_the_commit(
         one = SimulatedEngine(clock, constant(1.0), lambda rng: 50, sync=times)
         weights = sync([one], clock, transfer)
         async with asyncio.TaskGroup() as tasks:
-            answer = tasks.create_task(one.generate(Request("a#1", "a", [1], 0, Sampling(max_tokens=50))))
+            answer = tasks.create_task(one.generate(request_of("a#1", "a", [1], 0, Sampling(max_tokens=50))))
             await clock.sleep(0)
             await weights.publish(1)
             await weights.commit(1)
@@ -130,7 +131,7 @@ def test_a_commit_changes_the_version_of_what_is_sampled_next_and_of_nothing_bef
         one = engine(SimulatedEngine, clock)
         weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), fleet_of([one]), clock, MemoryRecorder(), 9.0)
         async with asyncio.TaskGroup() as tasks:
-            answer = tasks.create_task(one.generate(Request("a#1", "a", [1], 0, Sampling())))
+            answer = tasks.create_task(one.generate(request_of("a#1", "a", [1], 0, Sampling())))
             await clock.sleep(2.5)
             await weights.publish(1)
             await weights.commit(1)
@@ -149,7 +150,7 @@ def test_when_taking_turns_no_token_is_drawn_while_the_trainer_works() -> None:
         one = engine(SimulatedEngine, clock)
         trainer = TakingTurns(Training(clock, constant(1.0), 0), fleet_of([one]))
         async with asyncio.TaskGroup() as tasks:
-            answer = tasks.create_task(one.generate(Request("a#1", "a", [1], 0, Sampling())))
+            answer = tasks.create_task(one.generate(request_of("a#1", "a", [1], 0, Sampling())))
             await clock.sleep(1.5)
             await trainer.train_step(Batch(0, []))
             trained = clock.now()
@@ -172,7 +173,7 @@ def test_when_taking_turns_an_update_does_not_wake_engines_while_the_trainer_wor
         weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), fleet_of([one]), clock, MemoryRecorder(), 9.0)
         trainer = TakingTurns(Training(clock, constant(1.0), 0), fleet_of([one]))
         async with asyncio.TaskGroup() as tasks:
-            answer = tasks.create_task(one.generate(Request("a#1", "a", [1], 0, Sampling(max_tokens=100))))
+            answer = tasks.create_task(one.generate(request_of("a#1", "a", [1], 0, Sampling(max_tokens=100))))
             await clock.sleep(1.5)
             training = tasks.create_task(trainer.train_step(Batch(0, [])))
             await weights.publish(1)

@@ -14,6 +14,7 @@ from rollweave.engines.torch.engine import TorchEngine
 from rollweave.policies.tiny import byte_tokenizer
 from rollweave.trajectory import Span
 from rollweave.weights.store import MemoryStore
+from spans import request_of
 
 torch.set_num_threads(1)  # these models are too small to gain from more
 
@@ -68,7 +69,7 @@ def engine_of(model: Any, **options: Any) -> TorchEngine:
 
 def request(name: str, tokens: list[int], *, seed: int = 0, turn: int = 0, **sampling: Any) -> Request:
     """A greedy request unless told otherwise."""
-    return Request(f"{name}/{turn}", name, tokens, seed, Sampling(**{"temperature": 0.0, **sampling}))
+    return request_of(f"{name}/{turn}", name, tokens, seed, Sampling(**{"temperature": 0.0, **sampling}))
 
 
 def run(engine: TorchEngine, requests: Iterable[Request] = ()) -> dict[str, Completion]:
@@ -94,7 +95,7 @@ def update(engine: TorchEngine, version: int, model: Any) -> None:
 
 
 def tokens_of(completion: Completion) -> list[int]:
-    return [token for span in completion.spans for token in span.tokens]
+    return [token for span in completion.spans for token in span.tokens.tolist()]
 
 
 def raw_logprobs(model: Any, context: list[int], answer: list[int]) -> torch.Tensor:
@@ -106,7 +107,7 @@ def raw_logprobs(model: Any, context: list[int], answer: list[int]) -> torch.Ten
 
 def assert_raw_logprobs(model: Any, context: list[int], span: Span) -> None:
     torch.testing.assert_close(
-        torch.tensor(span.raw_logprobs), raw_logprobs(model, context, span.tokens), atol=1e-4, rtol=0
+        torch.tensor(span.raw_logprobs), raw_logprobs(model, context, span.tokens.tolist()), atol=1e-4, rtol=0
     )
 
 

@@ -12,7 +12,8 @@ import torch
 from rollweave.config.job import TinyModel
 from rollweave.policies.tiny import build
 from rollweave.tasks import Task
-from rollweave.trajectory import Batch, Group, Outcome, Span, Trajectory, Transform
+from rollweave.trajectory import Batch, Group, Outcome, Trajectory, Transform, logprob_array, token_ids
+from spans import span_of
 
 torch.set_num_threads(1)  # two threads per process on a shared machine cost ten times more than they bring
 
@@ -29,10 +30,10 @@ def trajectory(group: int, member: int, rng: random.Random, *, reward: float, ve
     """A few turns of random tokens; log-probs are filled in by `score`, or stay rough guesses."""
     made = Trajectory(f"g{group}/m{member}", group, member, TASK, outcome=Outcome.FINISHED, rewards={"r": reward})
     for _ in range(rng.randint(1, 3)):
-        made.observe([rng.randrange(256) for _ in range(rng.randint(2, 9))])
+        made.observe(token_ids(rng.randrange(256) for _ in range(rng.randint(2, 9))))
         answer = [rng.randrange(256) for _ in range(rng.randint(1, 4))]
         guess = [rng.uniform(-6.5, -4.5) for _ in answer]
-        made.answer([Span(answer, guess, list(guess), version, Transform())], "", "stop")
+        made.answer([span_of(answer, guess, list(guess), version, Transform())], "", "stop")
     return made
 
 
@@ -58,7 +59,7 @@ def batch(
 @torch.no_grad()
 def score(model: Any, made: Trajectory, transform: Transform = IDENTITY) -> None:
     """Give the sampled tokens the log-probs this model really has for them, one whole forward pass, no tricks."""
-    tokens = made.tokens()
+    tokens = made.tokens().tolist()
     logits = model(input_ids=torch.tensor([tokens])).logits[0]
     raw = torch.log_softmax(logits, -1)
     scaled = torch.log_softmax(logits / transform.temperature, -1)
@@ -66,7 +67,7 @@ def score(model: Any, made: Trajectory, transform: Transform = IDENTITY) -> None
     for span in made.spans():
         if span.sampled:
             places = range(position, position + len(span.tokens))
-            span.raw_logprobs = [float(raw[i - 1, tokens[i]]) for i in places]
-            span.logprobs = [float(scaled[i - 1, tokens[i]]) for i in places]
+            span.raw_logprobs = logprob_array(float(raw[i - 1, tokens[i]]) for i in places)
+            span.logprobs = logprob_array(float(scaled[i - 1, tokens[i]]) for i in places)
             span.transform = transform
         position += len(span.tokens)

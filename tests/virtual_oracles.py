@@ -39,6 +39,7 @@ def check_everything(job: Job, world: World, run: SimulatedRun) -> None:
     admission_follows_the_rule(job, run)
     tasks_end_once(run)
     attempts_end_once(run)
+    rewards_come_once(job, run)
     tokens_are_booked(job, world, run)
     waste_is_reported(run)
     failures_are_no_rewards(job, world, run)
@@ -68,9 +69,9 @@ def trained_tokens_are_the_sampled_ones(job: Job, run: SimulatedRun) -> None:
     for trajectory in trained(run):
         context: list[int] = []
         for number, turn in enumerate(trajectory.turns, start=1):
-            context += turn.observation.tokens
+            context += turn.observation.tokens.tolist()
             answered = run.witness.answered[f"{trajectory.id}#{number}"]
-            answer = [token for span in turn.answer for token in span.tokens]
+            answer = [token for span in turn.answer for token in span.tokens.tolist()]
             assert answered.context == tuple(context)
             assert answered.tokens == tuple(answer)
             assert answered.versions == tuple(span.version for span in turn.answer for _ in span.tokens)
@@ -193,6 +194,34 @@ def attempts_end_once(run: SimulatedRun) -> None:
     assert {member.id for member in trained(run)} == {
         event["id"] for event in data(run, "attempt.end") if event["end"] == "trained"
     }
+
+
+def rewards_come_once(job: Job, run: SimulatedRun) -> None:
+    """What was to be scored was reported first, and was scored once, given up, or is open still."""
+    place: dict[str, dict[str, int]] = {
+        name: {} for name in ("episode.end", "reward.begin", "reward.end", "attempt.end")
+    }
+    failed: set[str] = set()
+    for number, event in enumerate(run.recorder.events):
+        if event.name in place:
+            id = str(event.data["id"])
+            assert id not in place[event.name], f"{event.name} of {id} came twice"
+            place[event.name][id] = number
+            if event.name == "reward.end" and event.data["reward"] is None:
+                failed.add(id)
+    begun, scored, ended = place["reward.begin"], place["reward.end"], place["attempt.end"]
+    assert not begun or job.pipeline.type != "sync", "the baseline scores within the slot"
+    assert set(scored) <= set(begun)
+    assert all(place["episode.end"][id] < begun[id] for id in begun), "its slot was not free yet"
+    assert all(begun[id] < scored[id] for id in scored)
+    given_up = {id for id in begun if id in ended and id not in scored}
+    open = set(begun) - set(scored) - given_up
+    assert run.loop.scheduler.ledger.scoring == {id for id in open if not id.startswith("eval")}
+    assert all(scored[id] < ended[id] for id in set(scored) & set(ended))
+    ends = {event["id"]: event["end"] for event in data(run, "attempt.end")}
+    assert failed == {id for id in failed if id.startswith("eval") or ends[id] == "reward-failed"}
+    assert {ends[id] for id in given_up} <= {"surplus", "stale"}
+    assert not {member.id for member in trained(run)} & (given_up | failed | open)
 
 
 def tokens_are_booked(job: Job, world: World, run: SimulatedRun) -> None:
@@ -331,6 +360,17 @@ def joined(first: SimulatedRun, cut: int, second: SimulatedRun) -> SimulatedRun:
     return replace(second, recorder=recorder, trainer=trainer, witness=witness)
 
 
+def rewards_are_asked_for_again(history: SimulatedRun) -> None:
+    """A reward that was not there at the cut comes in the second life, and no episode is played again for it."""
+    scored = Counter(event["id"] for event in data(history, "reward.end") if not event["id"].startswith("eval"))
+    assert set(scored.values()) <= {1}, "a reward came twice"
+    begun = Counter(event["id"] for event in data(history, "reward.begin") if not event["id"].startswith("eval"))
+    ended = {event["id"] for event in data(history, "attempt.end")}
+    assert set(begun) - set(scored) - ended == history.loop.scheduler.ledger.scoring
+    played = Counter(event["id"] for event in data(history, "episode.begin") if not event["id"].startswith("eval"))
+    assert all(played[id] == 1 for id in begun), "an episode that was being scored was played again"
+
+
 def check_resumed(job: Job, world: World, history: SimulatedRun) -> None:
     """As of a run that was never cut, but that attempts under way at the cut ended as aborted, unreported."""
     batches_are_whole(job, history)
@@ -338,6 +378,7 @@ def check_resumed(job: Job, world: World, history: SimulatedRun) -> None:
     staleness_is_bounded(job, history)
     nobody_is_left_behind(job, history)
     tasks_end_once(history)
+    rewards_are_asked_for_again(history)
     failures_are_no_rewards(job, world, history)
     ended = Counter(event["id"] for event in data(history, "attempt.end"))
     ledger = history.loop.scheduler.ledger

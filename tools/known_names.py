@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from rollweave.cli.main import app
 from rollweave.config.base import Section
-from rollweave.observability.catalogue import CATALOGUE, find
+from rollweave.observability.catalogue import all_metrics, find
 
 CODE = ("src", "bench", "tools", "tests")
 KEPT = (*CODE, "docs", "recipes")
@@ -124,10 +124,10 @@ class KnownNames:
                 for inner in _inner(section, name) for key in inner.model_fields}  # fmt: skip
 
     def metric_starts(self) -> set[str]:
-        return {metric.key.partition("/")[0] for metric in CATALOGUE if "/" in metric.key}
+        return {metric.key.partition("/")[0] for metric in all_metrics() if "/" in metric.key}
 
     def metrics(self) -> list[str]:
-        return [metric.key for metric in CATALOGUE]
+        return [metric.key for metric in all_metrics()]
 
     def has_metric(self, key: str) -> bool:
         if key.endswith("*"):

@@ -7,20 +7,21 @@ best: each turn suspends its episode once, so that all of them really are under 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.environments.protocol import Observation, StepResult
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
-from rollweave.trajectory import Batch, Span, Trajectory, Transform
+from rollweave.trajectory import Batch, Span, TokenIds, Trajectory, Transform, logprob_array, token_ids
 from rollweave.weights.buckets import Fingerprint
 
 TURNS = 10
-OBSERVATION = list(range(12))
-ANSWER = [1, 2, 3, 4]
-LOGPROBS = [-1.0] * len(ANSWER)
+OBSERVATION = token_ids(range(12))
+ANSWER = token_ids([1, 2, 3, 4])
+LOGPROBS = logprob_array([-1.0] * len(ANSWER))
 TRANSFORM = Transform()
 
 
@@ -45,7 +46,7 @@ class NullEngine:
         self.answered += len(asked)
         for id, answer in asked:
             if not answer.done():
-                span = Span(ANSWER.copy(), LOGPROBS.copy(), LOGPROBS.copy(), self._version, TRANSFORM)
+                span = Span(ANSWER, LOGPROBS, LOGPROBS, self._version, TRANSFORM)
                 answer.set_result(Completion(id, [span], "stop", "left"))
 
     def abort(self, request_id: str) -> None:
@@ -91,17 +92,20 @@ class NullEnvironment:
 
 
 class NullDialogue:
-    def open(self, observation: Observation) -> list[int]:
-        return OBSERVATION.copy()
+    def open(self, observation: Observation) -> TokenIds:
+        return OBSERVATION
 
-    def reply(self, observation: Observation, answered_end: bool) -> list[int]:
-        return OBSERVATION.copy()
+    def reply(self, observation: Observation, answered_end: bool) -> TokenIds:
+        return OBSERVATION
 
-    def ended(self, answer: Sequence[int]) -> bool:
+    def ended(self, answer: TokenIds) -> bool:
         return True
 
 
 class NullScorer:
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        return ()
+
     async def score(self, trajectory: Trajectory) -> None:
         trajectory.rewards = {"environment": 1.0}
 
@@ -113,7 +117,7 @@ class NullTrainer:
     async def publish(self, version: int) -> Fingerprint:
         return Fingerprint(version, "")
 
-    async def save(self, folder: Path, driver: str) -> None:
+    async def save(self, folder: Path, driver: DriverFiles) -> None:
         pass
 
     async def load(self, folder: Path) -> None:

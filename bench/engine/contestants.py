@@ -10,6 +10,7 @@ import torch
 from bench.engine.workload import Trajectory, longest_context
 from rollweave.engines.protocol import EngineStats, Request, Sampling
 from rollweave.engines.torch.engine import TorchEngine
+from rollweave.trajectory import token_ids
 
 
 class NoText:
@@ -30,7 +31,9 @@ def run_engine(model: Any, workload: list[Trajectory]) -> tuple[float, EngineSta
         turn = workload[number][place]
         contexts[number] += turn.observation
         sampling = Sampling(max_tokens=turn.answer)
-        engine.add(Request(f"{number}/{place}", str(number), list(contexts[number]), number * 100 + place, sampling))
+        engine.add(
+            Request(f"{number}/{place}", str(number), token_ids(contexts[number]), number * 100 + place, sampling)
+        )
 
     started = time.perf_counter()
     for number in range(len(workload)):
@@ -38,7 +41,7 @@ def run_engine(model: Any, workload: list[Trajectory]) -> tuple[float, EngineSta
     while engine.has_work:
         for completion in engine.step():
             number, place = map(int, completion.id.split("/"))
-            contexts[number] += [token for span in completion.spans for token in span.tokens]
+            contexts[number] += [token for span in completion.spans for token in span.tokens.tolist()]
             if place + 1 < len(workload[number]):
                 add(number, place + 1)
             else:

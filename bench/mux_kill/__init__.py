@@ -1,1 +1,1 @@
-"""kill -9 of jobs, of the daemon, of both, at random moments of a cluster at work."""
+"""kill -9 of jobs, of the daemon, of both, at random moments while jobs run."""

@@ -3,7 +3,7 @@
 Jobs share one rollout core and one train core. At a random moment somebody dies; a dead daemon is started again after a
 random while. Each time: every job trains on, nobody who was spared has got another process, and nobody spared had an
 iteration that was longer by more than the start of the dead job, one phase and the daemon's absence. In the end the
-cluster is stopped, and every run is checked as `bench.kill` checks one: ledgers exact, no task lost or trained twice.
+daemon is stopped, and every run is checked as `bench.kill` checks one: ledgers exact, no task lost or trained twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A cluster at work, and somebody who kills its processes."""
+"""A daemon at work, and a harness that kills its processes."""
 
 from __future__ import annotations
 
@@ -99,20 +99,20 @@ class Harness:
         point.problems += [f"{job} got another process" for job in spared if views[job]["pid"] != earlier[job]["pid"]]
         point.problems += [f"{job} is {view['state']}" for job, view in views.items() if view["state"] != "running"]
         point.problems += [f"{job} is gone" for job in self.jobs if job not in views]
-        held = [node["holder"] for node in self._client.get("/cluster")["nodes"] if node["holder"]]
+        held = [node["holder"] for node in self._client.get("/daemon")["nodes"] if node["holder"]]
         if len(held) != len(set(held)):
             point.problems.append(f"a job holds two nodes at once: {held}")
 
     def finish(self) -> list[str]:
         """Stop everything in order; whatever is wrong with what is left."""
-        self._cli("cluster", "stop")
+        self._cli("daemon", "stop")
         store = Store(self._folder.database)
-        records, turns = store.jobs(), store.fact("turns")
+        records, permits = store.jobs(), store.fact("permits")
         store.close()
         return [
             *(f"{job} is {records[job].state} after the stop" for job in self.jobs if records[job].state != "waiting"),
             *(f"{job} still has process {r.process}" for job, r in records.items() if r.process and alive(r.process)),
-            *(["permits or requests outlived everybody"] if turns["permits"] or turns["requests"] else []),
+            *(["permits or requests outlived their jobs"] if permits["permits"] or permits["requests"] else []),
         ]
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Harness:
         return {view["id"]: view for view in self._client.get("/jobs")}
 
     def _start_daemon(self) -> None:
-        self._cli("cluster", "start")
+        self._cli("daemon", "start")
 
     def _cli(self, *words: str) -> str:
         command = [sys.executable, "-m", "rollweave.cli.main", *words, "--state", str(self._folder.path)]

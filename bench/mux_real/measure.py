@@ -78,15 +78,15 @@ class Solo:
 
 def measure(jobs: Sequence[Path], workplace: Path, steps: int, slo: float) -> Case:
     alone = [_alone(job, workplace / "alone" / job.stem, steps) for job in jobs]
-    state = StateFolder(workplace / "cluster")
-    _cli("cluster", "start", "--policy", "per-iteration", "--state", str(state.path))
+    state = StateFolder(workplace / "daemon")
+    _cli("daemon", "start", "--policy", "per-iteration", "--state", str(state.path))
     try:
         for job in jobs:
             _cli("submit", str(job), f"training.steps={steps}", "--slo", str(slo), "--state", str(state.path))
         watch = Watch(Client(state), steps)
         views = watch.until_done()
     finally:
-        _cli("cluster", "stop", "--state", str(state.path))
+        _cli("daemon", "stop", "--state", str(state.path))
     return Case(
         [
             _result(job, view, solo, watch, weights(workplace / "alone" / job.stem))

@@ -26,6 +26,7 @@ from rollweave.clock import Clock
 from rollweave.engines.loop import Background, EngineLoop
 from rollweave.engines.protocol import Request, Sampling
 from rollweave.engines.torch.engine import TorchEngine
+from rollweave.trajectory import token_ids
 from rollweave.weights import buckets
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.store import SharedMemoryStore
@@ -156,7 +157,7 @@ def _generating(loop: EngineLoop) -> Any:
     running = asyncio.get_running_loop().create_task(loop.run())
     for number in range(ANSWERS):
         sampling = Sampling(max_tokens=1900)
-        loop.add(Request(f"{number}#1", str(number), [1] * 64, number, sampling), lambda completion: None)
+        loop.add(Request(f"{number}#1", str(number), token_ids([1] * 64), number, sampling), lambda completion: None)
     try:
         yield
     finally:

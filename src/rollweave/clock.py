@@ -86,6 +86,11 @@ class Clock:
             self._loop = asyncio.get_running_loop()
         return self._loop
 
+    @property
+    def is_virtual(self) -> bool:
+        """Whether its time is that of a `VirtualLoop`, which refuses threads."""
+        return isinstance(self.loop, VirtualLoop)
+
     def now(self) -> float:
         return (self._loop or self.loop).time()
 

@@ -5,6 +5,10 @@ either *given* (rendered from an observation) or *sampled* by an engine. Sampled
 training needs to be honest: the log-prob under the distribution they were really drawn from, the policy
 version that drew them and the transform (temperature, top-p, top-k) between the two.
 
+Tokens and log-probs are NumPy arrays, and an array that has been handed on is never written to: episodes, requests and
+checkpoints share one array instead of copying it. A simulation hands in arrays of stride 0, which have a length and
+items like any other, but own no memory.
+
     Span         a run of tokens with one origin: given, or sampled by one policy version
     Turn         the given tokens of one observation, then the spans of the answer to it
     Trajectory   one member's episode: turns, step rewards, a typed outcome
@@ -15,14 +19,23 @@ version that drew them and the transform (temperature, top-p, top-k) between the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rollweave.errors import UntrainableBatch
-from rollweave.simulation.repeated import Repeated
 from rollweave.tasks import Task
+
+Number = TypeVar("Number", bound=np.generic)
+TokenIds = NDArray[np.int32]
+Logprobs = NDArray[np.float32]
+
+ENDLESS = 1 << 40
+"""The length of an array of stride 0 from which shorter ones are cut."""
 
 
 class Outcome(StrEnum):
@@ -52,14 +65,101 @@ class Transform:
         return self.temperature == 0.0
 
 
-@dataclass(slots=True)
+def token_ids(tokens: Iterable[int]) -> TokenIds:
+    """Tokens from wherever they come as the array that a span holds."""
+    return np.array(list(tokens), np.int32)
+
+
+def logprob_array(values: Iterable[float]) -> Logprobs:
+    return np.array(list(values), np.float32)
+
+
+def repeat_item(item: NDArray[Number], count: int) -> NDArray[Number]:
+    """`count` times the one item of an array, in an array of stride 0 that owns no memory."""
+    return np.ndarray((count,), item.dtype, item, 0, (0,))
+
+
+NO_MEMORY = np.empty(0, np.int32)
+NO_TOKENS = NO_MEMORY.view()
+NO_TOKENS.flags.writeable = False
+
+NOTHING = object()
+"""Is no array's base."""
+
+FIRST_ROOM = 512
+"""Tokens that a context has room for before it moves for the first time."""
+
+
+class TokenBuffer:
+    """A context that grows at its end.
+
+    What `view` hands out never changes: tokens are only written beyond the end of every view, and a buffer that is
+    full moves to larger memory and leaves the old one to its views. So a request carries a context without copying it.
+    A buffer that has only seen one repeated token of a simulation owns no memory either: it counts.
+    """
+
+    __slots__ = ("_memory", "_readable", "_repeated", "_room", "_size")
+
+    def __init__(self, tokens: TokenIds | None = None) -> None:
+        self._memory, self._readable = NO_MEMORY, NO_TOKENS
+        self._room = self._size = 0
+        self._repeated: object = NOTHING
+        if tokens is not None:
+            self.extend(tokens)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, token: int) -> None:
+        if self._size >= self._room:
+            self._make_room(self._size + 1)
+        self._memory[self._size] = token
+        self._size += 1
+
+    def extend(self, tokens: TokenIds) -> None:
+        end = self._size + len(tokens)
+        if tokens.base is not self._repeated and not self._only_counts(tokens):
+            if end > self._room:
+                self._make_room(end)
+            self._memory[self._size : end] = tokens
+        self._size = end
+
+    def view(self) -> TokenIds:
+        """All tokens so far, read-only."""
+        return self._readable[: self._size]
+
+    def _only_counts(self, tokens: TokenIds) -> bool:
+        """Whether nothing has to be written: for one repeated token in a buffer that is empty or repeats it too."""
+        if tokens.strides != (0,) or not len(tokens):
+            return not len(tokens)
+        if self._size == 0:
+            self._use(repeat_item(tokens[:1], ENDLESS), 0)
+            if isinstance(tokens.base, np.ndarray) and tokens.base.size == 1:
+                self._repeated = tokens.base
+        return self._memory.strides == (0,) and self._memory.item(0) == tokens.item(0)
+
+    def _make_room(self, size: int) -> None:
+        room = max(FIRST_ROOM, 2 * size)
+        memory = np.empty(room, np.int32)
+        memory[: self._size] = self.view()
+        self._use(memory, room)
+
+    def _use(self, memory: TokenIds, room: int) -> None:
+        self._repeated = NOTHING
+        self._memory = memory
+        self._room = room  # none where tokens are only counted
+        self._readable = memory.view()
+        self._readable.flags.writeable = False
+
+
+@dataclass(slots=True, eq=False)
 class Span:
     """A run of tokens with one origin."""
 
-    tokens: list[int]
-    logprobs: list[float] | None = None
+    tokens: TokenIds
+    logprobs: Logprobs | None = None
     """Behaviour log-probs: of the transformed distribution the tokens were drawn from. None: given."""
-    raw_logprobs: list[float] | None = None
+    raw_logprobs: Logprobs | None = None
     """Log-probs of the policy itself, before temperature, top-p and top-k."""
     version: int | None = None
     """The policy version that drew these tokens. None: given."""
@@ -71,6 +171,11 @@ class Span:
     def sampled(self) -> bool:
         return self.version is not None
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Span):
+            return NotImplemented
+        return all(np.array_equal(getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
+
     def problem(self) -> str | None:
         """Why this span must not be trained, or None."""
         if not self.sampled:
@@ -79,10 +184,13 @@ class Span:
             return "sampled tokens lack log-probs or their sampling transform"
         if len(self.logprobs) != len(self.tokens) or len(self.raw_logprobs) != len(self.tokens):
             return f"{len(self.tokens)} sampled tokens carry {len(self.logprobs)} log-probs"
-        logprobs = [self.logprobs.item] if isinstance(self.logprobs, Repeated) else self.logprobs
-        if not all(math.isfinite(x) for x in logprobs):
-            return "a behaviour log-prob is not finite"
-        return None
+        return None if _finite(self.logprobs) else "a behaviour log-prob is not finite"
+
+
+def _finite(values: Logprobs) -> bool:
+    if values.strides == (0,):  # of a simulation: as many as there are, they are one number
+        return not len(values) or math.isfinite(values.item(0))
+    return bool(np.isfinite(values).all())
 
 
 @dataclass(slots=True)
@@ -132,7 +240,7 @@ class Trajectory(_Measured):
     def __post_init__(self) -> None:
         self._note_sizes(None)
 
-    def observe(self, tokens: list[int]) -> None:
+    def observe(self, tokens: TokenIds) -> None:
         """Append the tokens of an observation and open a turn."""
         self.turns.append(Turn(Span(tokens)))
         self._note_sizes(None)
@@ -150,8 +258,9 @@ class Trajectory(_Measured):
             yield turn.observation
             yield from turn.answer
 
-    def tokens(self) -> list[int]:
-        return [token for span in self.spans() for token in span.tokens]
+    def tokens(self) -> TokenIds:
+        """All of them, in a new array."""
+        return np.concatenate([np.empty(0, np.int32), *(span.tokens for span in self.spans())])
 
     @property
     def length(self) -> int:

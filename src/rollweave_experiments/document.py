@@ -41,7 +41,7 @@ commit with its reason (`git log -p -- src/rollweave_experiments/claims src/roll
 | shape | they are not: only the statement in the last column is claimed; the figures are shown for comparison |
 | calibration | a constant of our models was taken from this row, so agreement proves nothing |
 
-One set of constants (`config/hardware.py`) and one of workload presets (`simulation/workloads/presets.py`) serve all
+One set of constants (`config/hardware.py`) and one of workload presets (`simulation/workloads/presets.yaml`) serve all
 rows, but for a bandwidth that `rollart-weights` and `rollart-production` set themselves; both sets were changed after
 results had been seen. What the papers leave unknown and we had to choose is named with each experiment. Evidence: P
 read in the paper, A in its public code, S in a third party's note, S- in one that nothing confirms, D computed by us

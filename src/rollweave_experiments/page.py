@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from rollweave.observability.report.svg import CHART_CSS, PAGE_CSS, VARIABLES
+from rollweave.observability.report.svg import asset
 from rollweave_experiments import text
 from rollweave_experiments.frame import Plot
 from rollweave_experiments.plot import legend, plots, svg
@@ -42,7 +42,7 @@ def page(results: Sequence[ExperimentResult]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Experiments · Rollweave</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<style>{VARIABLES}{CHART_CSS}{PAGE_CSS}{CSS}</style></head><body><main>"
+        f"<style>{asset('chart.css')}{asset('page.css')}{CSS}</style></head><body><main>"
         "<header><h1>The papers' experiments, simulated</h1>"
         f'<span class="sub">{len(results)} experiments, seed {seeds}. {KEY}</span></header>'
         f'<div class="tiles three">{"".join(_tile(score) for score in scores(results))}</div>'

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from rollweave.observability.report.svg import BOTTOM, CHART_CSS, LEFT, RIGHT, TOP, VARIABLES, Frame, nice_ticks
+from rollweave.observability.report.svg import BOTTOM, LEFT, RIGHT, TOP, Frame, backdrop, nice_ticks
 from rollweave.observability.text import number
 from rollweave_experiments.frame import Plot
 from rollweave_experiments.verdict import ClaimRow, ExperimentResult
@@ -49,7 +49,6 @@ def _middle(row: ClaimRow) -> float:
 
 def standalone(plot: Plot) -> str:
     """The content of an SVG file, with the style and the legend that otherwise come from the page."""
-    style = f'<style>{VARIABLES}{CHART_CSS}</style><rect width="100%" height="100%" fill="var(--surface)"/>'
     size = (
         f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + 24}" width="{WIDTH}" height="{HEIGHT + 24}"'
     )
@@ -58,7 +57,8 @@ def standalone(plot: Plot) -> str:
         names.append(f'<rect x="{x}" y="8" width="10" height="10" fill="var(--{colour})"/>')
         names.append(f'<text class="tick" x="{x + 14}" y="17">{escape(name)}</text>')
         x += 28 + 7 * len(name)
-    return f'<svg {size} class="chart">{style}{"".join(names)}<g transform="translate(0 20)">{_drawn(plot)}</g></svg>\n'
+    drawn = f'{"".join(names)}<g transform="translate(0 20)">{_drawn(plot)}</g>'
+    return f'<svg {size} class="chart">{backdrop()}{drawn}</svg>\n'
 
 
 def svg(plot: Plot) -> str:

@@ -19,7 +19,7 @@ import pytest
 from rollweave.clock import Clock
 from rollweave.config.job import InFlight
 from rollweave.engines.protocol import Completion, Engine, EngineStats, Request, Sampling
-from rollweave.trajectory import Transform
+from rollweave.trajectory import Transform, token_ids
 
 PROMPT = tuple(range(1, 31))
 SAMPLING = Sampling(temperature=0.9, top_p=0.95)
@@ -106,7 +106,7 @@ class EngineInUse:
 
 def request(seed: int = 7, prompt: tuple[int, ...] = PROMPT, **sampling: Any) -> Request:
     name = f"contract-{next(_names)}"
-    return Request(f"{name}#0", name, list(prompt), seed, replace(SAMPLING, **sampling))
+    return Request(f"{name}#0", name, token_ids(prompt), seed, replace(SAMPLING, **sampling))
 
 
 def tokens(completion: Completion) -> list[int]:
@@ -153,7 +153,7 @@ async def turns_of_a_trajectory_follow_each_other(use: EngineInUse) -> None:
     first = request(max_tokens=8)
     answered = await use.engine.generate(first)
     longer = [*first.tokens, *tokens(answered), *PROMPT]
-    second = replace(first, id=f"{first.trajectory}#1", tokens=longer)
+    second = replace(first, id=f"{first.trajectory}#1", tokens=token_ids(longer))
     again = await use.engine.generate(second)
     assert (again.id, len(tokens(again))) == (second.id, 8)
     for trajectory in (first.trajectory, first.trajectory, "unknown"):
@@ -323,7 +323,7 @@ async def the_next_turn_is_drawn_by_the_new_version(use: EngineInUse) -> None:
     answered = await use.engine.generate(first)
     old, new = use.began.version, await use.update()
     longer = [*first.tokens, *tokens(answered), *PROMPT]
-    second = await use.engine.generate(replace(first, id=f"{first.trajectory}#1", tokens=longer))
+    second = await use.engine.generate(replace(first, id=f"{first.trajectory}#1", tokens=token_ids(longer)))
     kv_version = old if use.kind.in_flight == "keep" else None
     assert [(span.version, span.kv_version) for span in second.spans] == [(new, kv_version)]
 

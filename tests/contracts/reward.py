@@ -14,7 +14,7 @@ import pytest
 from rollweave.errors import RewardFailed
 from rollweave.rewards.scorer import NamedReward
 from rollweave.tasks import Task
-from rollweave.trajectory import Trajectory
+from rollweave.trajectory import Trajectory, token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def played(*answers: str) -> Trajectory:
     """An episode whose task expects `4`."""
     trajectory = Trajectory("17.3.0", 17, 3, Task("row/0", "prompts", 0, {"answer": "4"}))
     for answer in answers:
-        trajectory.observe([1, 2])
+        trajectory.observe(token_ids([1, 2]))
         trajectory.answer([], answer, "stop")
         trajectory.turns[-1].reward = 0.25
     return trajectory

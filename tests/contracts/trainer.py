@@ -14,8 +14,11 @@ from rollweave.clock import Clock
 from rollweave.errors import UntrainableBatch
 from rollweave.training import checkpoint
 from rollweave.training.protocol import Trainer
-from rollweave.trajectory import Batch, Outcome
+from rollweave.trajectory import Batch, Outcome, logprob_array, token_ids
+from spans import assert_same_files
 from training_data import batch
+
+DRIVER = checkpoint.DriverFiles('{"of": "the driver"}', {"tokens": token_ids([1, 2]), "logprobs": logprob_array([])})
 
 Main = Callable[[Clock], Coroutine[Any, Any, None]]
 
@@ -74,7 +77,7 @@ async def a_step_makes_another_version(trainer: Trainer, folder: Path) -> None:
 async def a_checkpoint_brings_its_weights_back(trainer: Trainer, folder: Path) -> None:
     await trainer.train_step(batch())
     saved = await trainer.publish(1)
-    await trainer.save(folder / "step-1", '{"of": "the driver"}')
+    await trainer.save(folder / "step-1", DRIVER)
     await trainer.train_step(batch(1, step=1, version=1))
     second = await trainer.publish(2)
     await trainer.load(folder / "step-1")
@@ -84,8 +87,8 @@ async def a_checkpoint_brings_its_weights_back(trainer: Trainer, folder: Path) -
 
 
 async def a_checkpoint_keeps_the_drivers_state(trainer: Trainer, folder: Path) -> None:
-    await trainer.save(folder / "step-0", '{"of": "the driver"}')
-    assert checkpoint.read_driver(folder / "step-0") == '{"of": "the driver"}'
+    await trainer.save(folder / "step-0", DRIVER)
+    assert_same_files(checkpoint.read_driver(folder / "step-0"), DRIVER)
 
 
 Behaviour = Callable[[Trainer, Path], Awaitable[None]]

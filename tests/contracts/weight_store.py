@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollweave.weights.buckets import BLOCK_BYTES, checksum
+from rollweave.weights.buckets import BLOCK_BYTES, RawTensor, checksum
 from rollweave.weights.store import WeightStore, WeightStoreError
 
 BUCKET_MB = BLOCK_BYTES / 2**20
@@ -30,9 +30,13 @@ def filled(value: float) -> dict[str, torch.Tensor]:
     return {"w": torch.full((1,), value)}
 
 
+def array_of(tensor: RawTensor) -> np.ndarray:
+    return tensor.data.copy().view(tensor.dtype).reshape(tensor.shape)
+
+
 def pulled(store: WeightStore, version: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    store.pull(version, lambda name, tensor: found.update({name: np.array(tensor)}))
+    store.pull(version, lambda name, tensor: found.update({name: array_of(tensor)}))
     return found
 
 
@@ -90,11 +94,30 @@ def a_reader_is_not_disturbed_by_the_same_version_pushed_again(store: WeightStor
     def into(name: str, tensor: Any) -> None:
         if not seen:
             store.push(2, tensors(2))
-        seen[name] = np.array(tensor)
+        seen[name] = array_of(tensor)
 
     store.pull(2, into)
     assert all(np.array_equal(seen[name], tensor.numpy()) for name, tensor in tensors(1).items())
     assert np.array_equal(pulled(store, 2)["norm"], tensors(2)["norm"].numpy())
+
+
+def types_that_numpy_does_not_know_travel_too(store: WeightStore) -> None:
+    for version, dtype in enumerate((torch.bfloat16, torch.float8_e4m3fn, torch.float16, torch.int64, torch.bool)):
+        sent = {name: tensor.to(dtype) for name, tensor in tensors().items()}
+        sent["empty"] = torch.empty(0, 3, dtype=dtype)
+        received: dict[str, torch.Tensor] = {}
+        pushed = store.push(version, sent)
+        assert store.pull(version, lambda name, raw: received.update({name: _tensor(raw)})) == pushed  # noqa: B023
+        assert pushed.checksum == checksum(sent) == checksum(received)
+        assert {name: (tensor.dtype, tensor.shape) for name, tensor in received.items()} == {
+            name: (dtype, tensor.shape) for name, tensor in sent.items()
+        }
+
+
+def _tensor(raw: RawTensor) -> torch.Tensor:
+    """As an engine makes one of what it is handed."""
+    made = torch.empty(raw.shape, dtype=getattr(torch, raw.dtype))
+    return made.copy_(torch.from_numpy(raw.data).view(made.dtype).reshape(raw.shape)) if len(raw.data) else made
 
 
 BEHAVIOURS: tuple[Callable[[WeightStore], None], ...] = (
@@ -104,4 +127,5 @@ BEHAVIOURS: tuple[Callable[[WeightStore], None], ...] = (
     a_version_that_was_never_pushed_is_refused,
     a_trainer_that_went_back_takes_its_later_versions_back,
     a_reader_is_not_disturbed_by_the_same_version_pushed_again,
+    types_that_numpy_does_not_know_travel_too,
 )

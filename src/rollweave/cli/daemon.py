@@ -1,4 +1,4 @@
-"""`rollweave cluster start|status|stop`: the daemon that runs many jobs on two pools."""
+"""`rollweave daemon start|status|stop`: the daemon that runs many jobs on two pools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 StateFolderOption = Annotated[
-    Path | None, typer.Option("--state", help="The cluster's folder; default: ROLLWEAVE_STATE or ~/.rollweave/cluster.")
+    Path | None, typer.Option("--state", help="The daemon's folder; default: ROLLWEAVE_STATE or ~/.rollweave/daemon.")
 ]
 
 PATIENCE_SECONDS = 30.0
@@ -27,9 +27,7 @@ PATIENCE_SECONDS = 30.0
 @app.command()
 def start(
     state: StateFolderOption = None,
-    host: Annotated[
-        str, typer.Option(help="Where to listen; anybody who reaches it still needs the token.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Where to listen; every request still needs the token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free one.")] = 0,
     rollout_nodes: Annotated[int, typer.Option(min=1, help="Cores of the rollout pool.")] = 1,
     train_nodes: Annotated[int, typer.Option(min=1, help="Cores of the train pool.")] = 1,
@@ -38,7 +36,7 @@ def start(
         bool, typer.Option("--foreground/--detach", help="Stay, or go on in the background.")
     ] = False,
 ) -> None:
-    """Start the daemon. What it was doing when it was stopped or killed goes on."""
+    """Start the daemon. Jobs that ran when it was stopped or killed go on."""
     from rollweave.mux.daemon.store import StateFolder
 
     folder = StateFolder.choose(state)
@@ -54,19 +52,19 @@ def start(
 
 @app.command()
 def status(state: StateFolderOption = None, as_json: AsJson = False) -> None:
-    """Show the nodes: who holds them, who waits."""
+    """Show the nodes: which jobs hold them and which wait for them."""
     from rollweave.mux.daemon.client import Client
     from rollweave.mux.daemon.store import StateFolder
 
-    found = Client(StateFolder.choose(state)).get("/cluster")
+    found = Client(StateFolder.choose(state)).get("/daemon")
     if as_json:
         import json
 
         typer.echo(json.dumps(found))
     else:
-        from rollweave.mux.daemon.views import cluster_screen
+        from rollweave.mux.daemon.views import daemon_screen
 
-        typer.echo(cluster_screen(found))
+        typer.echo(daemon_screen(found))
 
 
 @app.command()
@@ -76,14 +74,14 @@ def stop(
         bool, typer.Option("--leave-jobs", help="End the daemon only; its jobs wait for the next.")
     ] = False,
 ) -> None:
-    """End the daemon. Its jobs save a checkpoint and end too; the next `cluster start` goes on with them."""
+    """End the daemon. Its jobs save a checkpoint and end too; the next `daemon start` goes on with them."""
     from rollweave.mux.daemon.client import Client
     from rollweave.mux.daemon.store import StateFolder
 
     folder = StateFolder.choose(state)
     client = Client(folder)
-    client.get("/cluster")  # so that one that is not there is said to be not there
-    client.post(f"/cluster/stop?leave_jobs={'true' if leave_jobs else 'false'}")
+    client.get("/daemon")  # fails with a clear error if there is no daemon
+    client.post(f"/daemon/stop?leave_jobs={'true' if leave_jobs else 'false'}")
     _until_gone(folder)
     typer.echo(
         "the daemon has ended" + (", its jobs wait for the next one" if leave_jobs else ", and its jobs with it")
@@ -94,9 +92,9 @@ def _detach(folder: StateFolder, options: list[str]) -> None:
     from rollweave.mux.daemon.client import Client
     from rollweave.runtimes.machine import only_one
 
-    with only_one(folder.path):  # says so here, not in a log, if there is one already
+    with only_one(folder.path):  # fails here, not in a log, if there is a daemon already
         pass
-    command = [sys.executable, "-m", "rollweave.cli.main", "cluster", "start", "--foreground", *options]
+    command = [sys.executable, "-m", "rollweave.cli.main", "daemon", "start", "--foreground", *options]
     with folder.log.open("ab") as log:
         log.write(b"\n")
         began = log.tell()
@@ -122,26 +120,26 @@ def _detach(folder: StateFolder, options: list[str]) -> None:
 
 
 def _answers(client: Any, pid: int, folder: StateFolder) -> dict[str, Any] | None:
-    """What the daemon with this process number says of its cluster, once it answers."""
+    """The answer of the daemon with this process number, once it answers."""
     from rollweave.errors import RollweaveError
 
     try:
         address = folder.address()
         if address["pid"] != pid:
             return None
-        found: dict[str, Any] = client.get("/cluster")
+        found: dict[str, Any] = client.get("/daemon")
     except RollweaveError:
         return None
     return found
 
 
 def _fail(folder: StateFolder, began: int) -> None:
-    from rollweave.mux.daemon.client import ClusterError
+    from rollweave.mux.daemon.client import DaemonError
 
     with folder.log.open("rb") as log:
         log.seek(began)
         words = log.read().decode(errors="replace").strip()
-    raise ClusterError(f"the daemon did not start; it said: {words or '(nothing)'}")
+    raise DaemonError(f"the daemon did not start; it said: {words or '(nothing)'}")
 
 
 def _until_gone(folder: StateFolder) -> None:

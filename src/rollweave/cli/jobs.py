@@ -1,8 +1,8 @@
-"""`rollweave jobs [--explain ID]`
+"""The commands about jobs of a daemon.
 
-`rollweave submit JOB.yaml --slo 1.5`
-
-`rollweave cancel ID`
+rollweave submit JOB.yaml --slo 1.5
+rollweave jobs [--explain ID]
+rollweave cancel ID
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def submit(
     state: StateFolderOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hand a job to the cluster. It is measured, placed where no promise breaks, and run in turns with others."""
+    """Hand a job to the daemon: it measures the job, places it where no promise breaks and runs it among others."""
     from rollweave.errors import ConfigError
     from rollweave.mux.daemon.client import Client
     from rollweave.mux.daemon.store import StateFolder
@@ -59,7 +59,7 @@ def jobs(
     state: StateFolderOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the cluster's jobs: what they do, how far they are, how much slower than alone."""
+    """List the daemon's jobs: what they do, how far they are, how much slower than alone."""
     from rollweave.mux.daemon.client import Client
     from rollweave.mux.daemon.store import StateFolder
 
@@ -79,7 +79,7 @@ def cancel(
     job: Annotated[str, typer.Argument(metavar="ID", help="As `rollweave jobs` names it.")],
     state: StateFolderOption = None,
 ) -> None:
-    """End a job of the cluster. Its run folder stays; `submit --resume ID` goes on with it."""
+    """End a job of the daemon. Its run folder stays; `submit --resume ID` goes on with it."""
     from rollweave.mux.daemon.client import Client
     from rollweave.mux.daemon.store import StateFolder
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from rollweave.cli.daemon import app as cluster_app
+from rollweave.cli.daemon import app as daemon_app
 from rollweave.cli.doctor import doctor
 from rollweave.cli.env import app as env_app
 from rollweave.cli.eval import evaluate
@@ -44,7 +44,7 @@ app.command("report")(report)
 app.command("trace")(trace)
 app.command("simulate")(simulate)
 app.command("doctor")(doctor)
-app.add_typer(cluster_app, name="cluster", help="Run many jobs on two pools: the daemon.")
+app.add_typer(daemon_app, name="daemon", help="Run many jobs on two pools: the daemon.")
 app.command("submit")(submit)
 app.command("jobs")(jobs)
 app.command("cancel")(cancel)
@@ -80,8 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. An error that the user can fix is printed without a traceback, and the exit code is 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or os.environ.get("ROLLWEAVE_DEBUG", "") not in ("", "0")
+    words = [word for word in words if word != "--debug"]
     try:
-        app([word for word in words if word != "--debug"], prog_name="rollweave")
+        if words[:1] == ["cluster"]:
+            raise RollweaveError("`rollweave cluster` is now called `rollweave daemon`: daemon start | status | stop")
+        app(words, prog_name="rollweave")
     except RollweaveError as error:
         if debug:
             raise

@@ -1,4 +1,4 @@
-"""`rollweave mux simulate|trace`: simulates many jobs on two pools. `rollweave cluster` runs them for real."""
+"""`rollweave mux simulate|trace`: simulates many jobs on two pools. `rollweave daemon` runs them for real."""
 
 from __future__ import annotations
 

@@ -48,10 +48,10 @@ def train(
         check_before_start(checked)
         _show(checked, None if resume else out)
         return
-    from rollweave.mux.daemon.permit_client import join_cluster
+    from rollweave.mux.daemon.permit_client import join_daemon
     from rollweave.runs.train import train_job
 
-    permits = join_cluster()  # before anything is touched: a process that was replaced goes no further
+    permits = join_daemon()  # before anything is touched: a process that was replaced goes no further
     train_job(checked, out, resume, permits=permits)
 
 

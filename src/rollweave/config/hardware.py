@@ -11,11 +11,13 @@ take for one model on one machine (`Measured`); simulations use those times inst
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rollweave.config.base import NonNegative, Section, Share
+from rollweave.config.catalogue import Catalogue
 
 Seconds = Annotated[float, Field(ge=0.0)]
 Efficiency = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -107,11 +109,6 @@ class Observed(Section):
 # ------------------------------------------------------------------------------------------- the catalogue of devices
 
 
-ROLLART = "RollArt, Table 2"
-ROLLMUX = "RollMux, Table 1"
-ASSUMED_PRICE = "price: our assumption, of the order of public on-demand lists; set it in the cluster file"
-
-
 class Device(Section):
     """A class of devices; all numbers are per device."""
 
@@ -142,86 +139,7 @@ class Device(Section):
     """Where the numbers come from."""
 
 
-DEVICES: dict[str, Device] = {
-    device.name: device
-    for device in (
-        Device(
-            name="H20",
-            tflops=148.0,
-            bandwidth=4.0,
-            memory=96.0,
-            link=900.0,
-            price=1.85,
-            source=f"{ROLLART}; price: {ROLLMUX}",
-        ),
-        Device(
-            name="H800",
-            tflops=989.5,
-            bandwidth=3.35,
-            memory=80.0,
-            link=400.0,
-            price=5.28,
-            source=f"{ROLLART}; price: {ROLLMUX}",
-        ),
-        Device(
-            name="H100",
-            tflops=989.5,
-            bandwidth=3.35,
-            memory=80.0,
-            link=900.0,
-            price=5.28,
-            source="NVIDIA H100 SXM data sheet; price: that of the H800, which it differs from by its links only",
-        ),
-        Device(
-            name="H200",
-            tflops=989.5,
-            bandwidth=4.8,
-            memory=141.0,
-            link=900.0,
-            price=6.0,
-            source=f"NVIDIA H200 SXM data sheet; {ASSUMED_PRICE}",
-        ),
-        Device(
-            name="A100",
-            tflops=312.0,
-            bandwidth=2.039,
-            memory=80.0,
-            link=600.0,
-            price=2.5,
-            source=f"NVIDIA A100 80GB SXM data sheet; {ASSUMED_PRICE}",
-        ),
-        Device(
-            name="L40S",
-            tflops=362.0,
-            bandwidth=0.864,
-            memory=48.0,
-            link=64.0,
-            price=1.5,
-            source=f"NVIDIA L40S data sheet (link: PCIe 4.0 x16, both ways); {ASSUMED_PRICE}",
-        ),
-        Device(
-            name="CPU",
-            kind="cpu",
-            tflops=0.165,
-            bandwidth=0.013,
-            memory=12.0,
-            link=13.0,
-            price=0.04,
-            devices_per_node=2,
-            source=f"one core with AVX-512, float32, measured on the machine this was developed on; {ASSUMED_PRICE}",
-        ),
-        Device(
-            name="serverless",
-            kind="function",
-            tflops=989.5,
-            bandwidth=3.35,
-            memory=80.0,
-            link=400.0,
-            price=5.28,
-            source="an H800 by the second: the papers do not say what their functions run on or cost",
-        ),
-    )
-}
+DEVICES = Catalogue(Device, Path(__file__).with_name("devices.yaml"))
 
 
 # ------------------------------------------------------------------------------------ what no data sheet tells us

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from rollweave.config.base import Section
+from rollweave.config.catalogue import Catalogue
 
 
 class ModelSpec(Section):
@@ -61,105 +63,4 @@ def catalogue_name(name: str) -> str:
     return "smollm2-135m" if name == "smollm2" else name.rpartition("/")[2].lower()
 
 
-HUGGING_FACE = "config.json of the model on Hugging Face"
-
-MODELS: dict[str, ModelSpec] = {
-    model.name: model
-    for model in (
-        ModelSpec(
-            name="qwen3-8b",
-            params=8.19e9,
-            layers=36,
-            hidden=4096,
-            heads=32,
-            kv_heads=8,
-            head_dim=128,
-            source=HUGGING_FACE,
-        ),
-        ModelSpec(
-            name="qwen3-14b",
-            params=14.77e9,
-            layers=40,
-            hidden=5120,
-            heads=40,
-            kv_heads=8,
-            head_dim=128,
-            source=HUGGING_FACE,
-        ),
-        ModelSpec(
-            name="qwen3-32b",
-            params=32.76e9,
-            layers=64,
-            hidden=5120,
-            heads=64,
-            kv_heads=8,
-            head_dim=128,
-            source=HUGGING_FACE,
-        ),
-        ModelSpec(
-            name="qwen3-30b-a3b",
-            params=30.53e9,
-            active_params=3.35e9,
-            experts=128,
-            experts_per_token=8,
-            layers=48,
-            hidden=2048,
-            heads=32,
-            kv_heads=4,
-            head_dim=128,
-            source=HUGGING_FACE,
-        ),
-        ModelSpec(
-            name="qwen2.5-7b",
-            params=7.62e9,
-            layers=28,
-            hidden=3584,
-            heads=28,
-            kv_heads=4,
-            head_dim=128,
-            source=HUGGING_FACE,
-        ),
-        ModelSpec(
-            name="qwen2.5-14b",
-            params=14.77e9,
-            layers=48,
-            hidden=5120,
-            heads=40,
-            kv_heads=8,
-            head_dim=128,
-            source=HUGGING_FACE,
-        ),
-        ModelSpec(
-            name="qwen2.5-32b",
-            params=32.76e9,
-            layers=64,
-            hidden=5120,
-            heads=40,
-            kv_heads=8,
-            head_dim=128,
-            source=HUGGING_FACE,
-        ),
-        ModelSpec(
-            name="smollm2-135m",
-            params=134.5e6,
-            layers=30,
-            hidden=576,
-            heads=9,
-            kv_heads=3,
-            head_dim=64,
-            bytes_per_value=4,
-            source=f"{HUGGING_FACE}; float32, as the embedded engine runs it",
-        ),
-        ModelSpec(
-            name="tiny",
-            params=1.24e5,
-            layers=2,
-            hidden=64,
-            heads=4,
-            kv_heads=4,
-            head_dim=16,
-            bytes_per_value=4,
-            source="the default `model: {type: tiny}` of a job, float32",
-        ),
-    )
-}
+MODELS = Catalogue(ModelSpec, Path(__file__).with_name("models.yaml"))

@@ -1,7 +1,7 @@
 """The workload of a simulation: its tasks with their turns, lengths, latencies and failures, as distributions.
 
-A task begins from a preset (`simulation/workloads/presets.py`) or from the defaults, and the keys in the file override
-it. All lengths are in tokens, all times in seconds.
+A task begins from a preset (`simulation/workloads/presets.yaml`) or from the defaults, and the keys in the file
+override it. All lengths are in tokens, all times in seconds.
 """
 
 from __future__ import annotations
@@ -82,16 +82,8 @@ def constant(value: float) -> Constant:
     return Constant(type="constant", value=value)
 
 
-def uniform(low: float, high: float) -> Uniform:
-    return Uniform(type="uniform", low=low, high=high)
-
-
 def normal(mean: float, std: float) -> Normal:
     return Normal(type="normal", mean=mean, std=std)
-
-
-def lognormal(median: float, sigma: float, low: float = 0.0, high: float | None = None) -> LogNormal:
-    return LogNormal(type="lognormal", median=median, sigma=sigma, low=low, high=high)
 
 
 NOTHING = constant(0.0)

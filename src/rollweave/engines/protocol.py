@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-from rollweave.trajectory import Span, Transform
-from rollweave.weights.buckets import Fingerprint
+from rollweave.trajectory import Span, TokenIds, Transform
+from rollweave.weights.buckets import Fingerprint, Into
 
-Pull = Callable[[Callable[[str, Any], None]], Fingerprint]
-"""Hands the tensors of a version (name as in Hugging Face, contents) to a function, one by one, each verified."""
+Pull = Callable[[Into], Fingerprint]
+"""Hands the tensors of a version (name as in Hugging Face, bytes) to a function, one by one, each verified."""
 
 Finish = Literal["stop", "length", "aborted"]
 
@@ -38,14 +38,15 @@ class Sampling:
         return Transform(self.temperature, self.top_p, self.top_k)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """One turn to generate. `tokens` is the whole context; the engine finds what it has already computed."""
+    """One turn to generate. `tokens` is the whole context, shared with the episode and therefore read-only; the engine
+    finds what it has already computed."""
 
     id: str
     trajectory: str
     """Turns of one trajectory share a KV cache; `release(trajectory)` gives it back."""
-    tokens: list[int]
+    tokens: TokenIds
     seed: int
     """Fixes what is sampled for this turn, whatever else is in the batch."""
     sampling: Sampling

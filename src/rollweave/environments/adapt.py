@@ -8,7 +8,6 @@ messages, rewards are finite. If the user's class returns anything else, or rais
 from __future__ import annotations
 
 import inspect
-import math
 import random
 import reprlib
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 from rollweave.environments.protocol import HasScriptedAction, Observation, StepResult
 from rollweave.errors import ConfigError, EnvironmentFailed
+from rollweave.rewards.scorer import as_number
 from rollweave.targets import blame
 
 
@@ -138,17 +138,6 @@ class Adapted:
     def _wrong(self, method: str, value: Any, fix: str, what: str = "") -> EnvironmentFailed:
         size = f" ({len(value)} values)" if isinstance(value, tuple) else ""
         return EnvironmentFailed(f"{self.name}.{method} returned {what}{reprlib.repr(value)}{size}: {fix}")
-
-
-def as_number(value: Any) -> float | None:
-    """A finite float, or None. Numpy's and torch's scalars are numbers; text that looks like one is a mistake."""
-    if isinstance(value, str | bytes):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _is_message(value: Any) -> bool:

@@ -20,7 +20,7 @@ from rollweave.errors import ConfigError, EnvironmentFailed, RollweaveError
 from rollweave.rewards.scorer import Scorer
 from rollweave.seeds import derive, generator
 from rollweave.tasks import Task, TaskSource
-from rollweave.trajectory import Outcome, Trajectory
+from rollweave.trajectory import Outcome, Trajectory, token_ids
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class EnvironmentCheck:
             what = f"{trajectory.task.environment}.step({action!r})"
             result, seconds = await self._in_time(environment.step(action), what)
             played.step_seconds.append(seconds)
-            trajectory.observe([])
+            trajectory.observe(token_ids([]))
             trajectory.answer([], action, "stop")
             trajectory.turns[-1].reward = result.reward
             observation = result.observation

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollweave.fleet.fleet import Fleet
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
@@ -24,7 +25,7 @@ class TakingTurns:
     async def publish(self, version: int) -> Fingerprint:
         return await self._trainer.publish(version)
 
-    async def save(self, folder: Path, driver: str) -> None:
+    async def save(self, folder: Path, driver: DriverFiles) -> None:
         await self._trainer.save(folder, driver)
 
     async def load(self, folder: Path) -> None:

@@ -162,8 +162,8 @@ class LLMProxy:
     # ------------------------------------------------------------------------------------------------ the place
 
     async def _some_engine(self, guest: _Guest) -> EngineClient | None:
-        """The place of the trajectory, as soon as an engine is open; None if it is given up before. The deadline
-        is the turn's, which the episode keeps."""
+        """The place of the trajectory as soon as an engine is open; None if it is given up. The episode keeps the
+        deadline of the turn."""
         while guest.client is None and not guest.given_up:
             self._find(guest, "")
             if guest.client is None:

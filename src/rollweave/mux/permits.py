@@ -1,89 +1,97 @@
-"""Who may use which node next: pure turn-taking, no clock, no I/O.
+"""Says which job may use which node next. Pure rules: no clock, no I/O.
 
 A job computes only with a *permit* on every node that its phase needs (a gang). Asking and granting are separate: a
-request waits here until its turn has come, and whoever hands a permit back makes room for the next.
+request waits in the `PermitTable` until the rules allow it, and a permit that is handed back makes room for the next
+one. The daemon drives the table with real processes, the phase-by-phase replay (mux/simulation/phases.py) with
+simulated time; no other code decides which job is next.
 
-`rr`     members of a group take turns in a fixed cyclic order, the same on all nodes. A member carries a round number,
-         and the smallest (round, rank) among a node's members is next, whether it is ready or not. That is what the
-         planned period max(T_cycle, T_load) rests on. A group that comes from `fifo` starts its rounds anew.
-`fifo`   whoever asked first is next.
-tails    a rollout of which little is left may keep some of its nodes and hand back the others (`narrow`). For those its
-         turn is over, and the next may begin on them. If that is a gang, it gets the rest when the tail has ended.
-visits   cold starts and profiling are no phases of a cycle: they go ahead of everybody at the next free moment. A start
-         that takes longer than anybody's phase keeps nobody waiting: from then on it shares its node.
+`rr`     The jobs of a co-group use its nodes in a fixed cyclic order, the same on all nodes. Once through the order
+         is a *lap*. Every job counts its laps in each pool; the smallest (lap, rank) among the jobs of a node is next,
+         also if it is not ready yet: the planned period max(T_cycle, T_load) depends on that. A group that comes from
+         `fifo` counts its laps anew. No job waits for the next rollout of a job that is in its last iteration.
+`fifo`   The request that was made first is next.
+joins    A job that enters a group, as new or from another group, takes its place in the latest lap in which a job of
+         the group rolls out or will do so next; the scheduler gives it the last rank. So it joins at the tail of that
+         lap: no job of the group waits for it before it has rolled out in that lap itself.
+tails    A rollout of which little is left may keep some of its nodes and hand back the others (`narrow`). On those its
+         phase counts as over, and the next job may begin there. If that job is a gang, it gets its other nodes when the
+         tail has ended.
+visits   Cold starts and profiling are no phases of a lap: they go ahead of all phases as soon as their nodes are free.
+         A start that takes longer than the longest phase shares its nodes from then on, so that no phase waits longer.
 
-No deadlock, gangs included. All nodes order their members by the same label, a permit is granted on all nodes at once
-or not at all (or on some, if the rest is held by tails, which end by themselves), and a member only ever waits for
-members with smaller labels: the one with the smallest waits for nobody. A permit has an epoch, one number for each
-grant ever made; whoever shows an old one is refused.
+There is no deadlock, with gangs either. All nodes order their jobs by the same label; a permit is granted on all nodes
+at once or not at all (or on some, if tails, which end by themselves, hold the rest); and a job waits only for jobs with
+smaller labels, so the job with the smallest label waits for none. A permit carries an epoch, a number that grows with
+each grant; a caller that shows an old one is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rollweave.errors import RollweaveError
+from rollweave.pipelines.permits import SharedPool
 
-SharedPool = Literal["rollout", "train"]
 Discipline = Literal["rr", "fifo"]
 Node = str
 """`rollout-0`, `train-3`."""
 
 
 class StalePermit(RollweaveError):
-    """Somebody acts on a permit, or for a process, that has been replaced."""
+    """A process acts on a permit that has been replaced, or for a job that another process runs now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A job's place in its group: the nodes it is pinned to and when it is its turn."""
+    """A job's place in its co-group: the nodes that it is pinned to, and its place in the order."""
 
     nodes: dict[SharedPool, tuple[Node, ...]]
     rank: int
     discipline: Discipline = "rr"
 
-    def touches(self, other: Seat) -> bool:
-        return any(set(mine) & set(other.nodes[pool]) for pool, mine in self.nodes.items())
-
 
 @dataclass(slots=True)
 class Tenant:
-    """A job in its group's cycle."""
+    """A job that takes part in the laps of its co-group."""
 
     job: str
     seat: Seat
-    round: dict[SharedPool, int]
+    lap: dict[SharedPool, int]
+    """The lap of its next phase in each pool, or of the phase that runs there."""
     leaving: bool = False
-    """Its last iteration: nobody waits for its next rollout."""
+    """It is in its last iteration: no job waits for its next rollout."""
 
     def label(self, pool: SharedPool) -> tuple[int, int]:
-        return self.round[pool], self.seat.rank
+        return self.lap[pool], self.seat.rank
 
     def enter_lap(self, lap: int) -> None:
-        """Count from this lap on. A member between its two phases has had the rollout of the lap already."""
-        had_rollout = self.round["rollout"] - self.round["train"]
-        self.round = {"rollout": lap + had_rollout, "train": lap}
+        """Count from this lap on. A job between its two phases has had the rollout of the lap already."""
+        had_rollout = self.lap["rollout"] - self.lap["train"]
+        self.lap = {"rollout": lap + had_rollout, "train": lap}
 
 
 @dataclass(slots=True)
 class PermitRequest:
     job: str
     ticket: str
-    """Names this one turn of this one process: asking twice with the same ticket is asking once."""
+    """Names this one request of this one process: asking twice with the same ticket is asking once."""
     pool: SharedPool
     nodes: tuple[Node, ...]
     number: int
     visit: bool = False
     alone_for: float | None = None
-    """Seconds after which others may use its nodes too; None: they are its own."""
+    """Seconds after which other jobs may use its nodes too; None: never."""
     partly: bool = False
     """It can begin on some of its nodes."""
 
 
 @dataclass(slots=True)
 class Permit:
+    """Leave to use nodes of one pool for one phase (or one visit)."""
+
     job: str
     ticket: str
     pool: SharedPool
@@ -93,16 +101,19 @@ class Permit:
     visit: bool = False
     alone_for: float | None = None
     handed_back: tuple[Node, ...] = ()
-    """Nodes it had at first."""
+    """Nodes that it had at first."""
     owed: tuple[Node, ...] = ()
-    """Nodes it gets as soon as the tail of the one before has left them."""
+    """Nodes that it gets as soon as the tail of the job before it has left them."""
     waited: float = 0.0
     """Seconds that it waited for such nodes, spread over all its nodes."""
 
+    @property
+    def all_nodes(self) -> tuple[Node, ...]:
+        return self.nodes + self.handed_back + self.owed
+
     def worked(self, now: float) -> float:
         """Seconds that the same work would have taken on all its nodes from the start."""
-        all_nodes = len(self.nodes) + len(self.handed_back) + len(self.owed)
-        return (now - self.since) * (1 - len(self.owed) / all_nodes) - self.waited
+        return (now - self.since) * (1 - len(self.owed) / len(self.all_nodes)) - self.waited
 
     def get_owed(self, free: tuple[Node, ...], now: float) -> None:
         self.waited += (now - self.since) * len(free) / (len(self.nodes) + len(self.owed))
@@ -110,60 +121,114 @@ class Permit:
         self.owed = tuple(node for node in self.owed if node not in free)
 
     def blocks(self, now: float) -> bool:
+        """Whether no other job may use its nodes."""
         return self.alone_for is None or now - self.since < self.alone_for
 
 
 @dataclass(slots=True)
-class PermitTable:
-    """The state of all queues. Plain data: it is stored as it is and loaded again."""
+class NodeUse:
+    """The tenants, requests and permits that concern one node, by job."""
 
-    members: dict[str, Tenant] = field(default_factory=dict)
+    tenants: dict[str, Tenant] = field(default_factory=dict)
     requests: dict[str, PermitRequest] = field(default_factory=dict)
-    """By job: a job has one outstanding turn."""
+    permits: dict[str, Permit] = field(default_factory=dict)
+    """Also those to which the node is owed, or that have handed it back."""
+
+
+@dataclass(slots=True)
+class PermitTable:
+    """The requests and permits of all jobs. The public fields are plain data: they are stored and loaded as they are.
+
+    `_on` finds by node what a decision about that node needs, and `_changed` holds the nodes about which a decision may
+    have changed since the last `grant`: so a grant looks at a few jobs of one co-group, not at all jobs.
+    """
+
+    tenants: dict[str, Tenant] = field(default_factory=dict)
+    requests: dict[str, PermitRequest] = field(default_factory=dict)
+    """By job: a job has one outstanding request."""
     permits: dict[str, Permit] = field(default_factory=dict)
     epoch: int = 0
     asked: int = 0
+    _on: defaultdict[Node, NodeUse] = field(init=False, repr=False, compare=False)
+    _changed: set[Node] = field(init=False, repr=False, compare=False)
+    _starts: dict[str, Permit] = field(init=False, repr=False, compare=False)
+    """Permits whose nodes others may use after some time: there a decision may change at any time."""
+    _owing: dict[str, Permit] = field(init=False, repr=False, compare=False)
+    """Permits to which nodes are owed."""
 
-    # ---------------------------------------------------------------------------------------------- the cycle
+    def __post_init__(self) -> None:
+        self._on, self._changed = defaultdict(NodeUse), set()
+        self._starts, self._owing = {}, {}
+        for tenant in self.tenants.values():
+            self._index_tenant(tenant)
+        for request in self.requests.values():
+            self._index_request(request)
+        for permit in self.permits.values():
+            for node in permit.all_nodes:
+                self._on[node].permits[permit.job] = permit
+            self._watch(permit)
+
+    # ------------------------------------------------------------------------------------------------- the laps
 
     def join(self, job: str, seat: Seat) -> None:
-        """Enter the cycle in the round that the others are in: nobody waits for the newcomer, nor it for long."""
-        self.members[job] = Tenant(job, seat, {"rollout": 0, "train": 0})
-        self.members[job].enter_lap(self._present_lap(job))
+        """Enter the latest lap in which a job of the group rolls out or will do so next."""
+        tenant = self.tenants[job] = Tenant(job, seat, {"rollout": 0, "train": 0})
+        self._index_tenant(tenant)
+        tenant.enter_lap(self._present_lap(job))
 
     def reseat(self, seats: Mapping[str, Seat]) -> None:
-        """The scheduler moved somebody or found a better order: it holds from the next turn on.
+        """The scheduler moved jobs or found a better order: it holds from their next permits on.
 
-        Rounds counted under first come, first served, or in another group, say nothing about whose turn it is: a group
-        that comes to round robin starts its laps anew, and a member that moves enters the present lap of its new group.
+        Laps counted under first come, first served, or in another group, say nothing about which job is next: a group
+        that comes to round robin counts its laps anew, and a job that moves enters the present lap of its new group.
         """
-        before = {job: self.members[job].seat for job in seats if job in self.members}
+        before: dict[str, Seat] = {}
         for job, seat in seats.items():
-            if job in self.members:
-                self.members[job].seat = seat
-            if job in self.requests and not self.requests[job].visit:
-                self.requests[job].nodes = seat.nodes[self.requests[job].pool]
+            tenant = self.tenants.get(job)
+            if tenant is not None and seat != tenant.seat:
+                before[job] = tenant.seat
+                self._move_tenant(tenant, seat)
         # All members of a group train on the same nodes, and these never change.
         moved = [job for job, seat in before.items() if seat.nodes["train"] != seats[job].nodes["train"]]
         for job, seat in before.items():
             if job not in moved and (seat.discipline, seats[job].discipline) == ("fifo", "rr"):
-                self.members[job].enter_lap(0)
+                self.tenants[job].enter_lap(0)
         for number, job in enumerate(moved):
-            self.members[job].enter_lap(self._present_lap(job, ignored=moved[number:]))
+            self.tenants[job].enter_lap(self._present_lap(job, ignored=moved[number:]))
+
+    def _move_tenant(self, tenant: Tenant, seat: Seat) -> None:
+        self._forget_tenant(tenant)
+        tenant.seat = seat
+        self._index_tenant(tenant)
+        request = self.requests.get(tenant.job)
+        if request is not None and not request.visit:
+            self._forget_request(request)
+            request.nodes = seat.nodes[request.pool]
+            self._index_request(request)
 
     def _present_lap(self, job: str, ignored: Sequence[str] = ()) -> int:
-        """The latest lap that a member beside this job is in; those who have no lap there yet are ignored."""
-        seat, others = self.members[job].seat, self.members.keys() - {job, *ignored}
-        beside = [self.members[other] for other in others if seat.touches(self.members[other].seat)]
-        return max((member.round["rollout"] for member in beside), default=0)
+        """The latest lap that a job beside this one rolls out in; jobs that have no lap there yet are ignored."""
+        nodes = [node for pinned in self.tenants[job].seat.nodes.values() for node in pinned]
+        beside = {other: tenant for node in nodes for other, tenant in self._on[node].tenants.items()}
+        laps = (tenant.lap["rollout"] for other, tenant in beside.items() if other != job and other not in ignored)
+        return max(laps, default=0)
+
+    def leave_after_this_lap(self, job: str) -> None:
+        """The job is in its last iteration."""
+        tenant = self.tenants[job]
+        tenant.leaving = True
+        self._changed.update(tenant.seat.nodes["rollout"])
 
     def leave(self, job: str) -> None:
-        """It ended, crashed or was cancelled: its nodes are free, its place in line is gone."""
-        self.members.pop(job, None)
-        self.requests.pop(job, None)
-        self.permits.pop(job, None)
+        """The job ended, crashed or was cancelled: its nodes are free, its request is gone."""
+        if (tenant := self.tenants.pop(job, None)) is not None:
+            self._forget_tenant(tenant)
+        if (request := self.requests.pop(job, None)) is not None:
+            self._forget_request(request)
+        if (permit := self.permits.pop(job, None)) is not None:
+            self._forget_permit(permit)
 
-    # ----------------------------------------------------------------------------------------------- turns
+    # ---------------------------------------------------------------------------------------------- permits
 
     def ask(
         self,
@@ -175,34 +240,39 @@ class PermitTable:
         alone_for: float | None = None,
         partly: bool = False,
     ) -> None:
-        if self.holds(job, ticket) or self.waits(job, ticket):
-            return
         if job in self.permits or job in self.requests:
-            raise StalePermit(f"job {job} asks for a turn, but another process of it holds or awaits one already")
+            if self.holds(job, ticket) or self.waits(job, ticket):
+                return
+            raise StalePermit(f"job {job} asks for a permit, but another process of it holds or awaits one already")
         self.asked += 1
-        self.requests[job] = PermitRequest(job, ticket, pool, nodes, self.asked, visit, alone_for, partly)
+        request = PermitRequest(job, ticket, pool, nodes, self.asked, visit, alone_for, partly)
+        self.requests[job] = request
+        self._index_request(request)
 
     def give_back(self, job: str, epoch: int) -> Permit:
-        permit = self.valid(job, epoch)
+        permit = self.check(job, epoch)
         del self.permits[job]
-        member = self.members.get(job)
-        if member is not None and not permit.visit:
-            member.round[permit.pool] += 1
+        self._forget_permit(permit)
+        tenant = self.tenants.get(job)
+        if tenant is not None and not permit.visit:
+            tenant.lap[permit.pool] += 1
+            self._changed.update(tenant.seat.nodes[permit.pool])
         return permit
 
     def narrow(self, job: str, epoch: int, keep: int) -> None:
-        """Keep the first so many nodes of a turn, hand back the others."""
-        permit = self.valid(job, epoch)
+        """Keep the first `keep` nodes of a permit, hand back the others."""
+        permit = self.check(job, epoch)
+        self._changed.update(permit.nodes)
         permit.handed_back += permit.nodes[keep:]
         permit.nodes = permit.nodes[:keep]
 
-    def awaited(self, job: str, epoch: int, keep: int, now: float = 0.0) -> bool:
-        """Whether somebody waits who could begin if this turn were narrowed."""
-        permit = self.valid(job, epoch)
+    def is_awaited(self, job: str, epoch: int, keep: int, now: float = 0.0) -> bool:
+        """Whether a job waits that could begin if this permit were narrowed."""
+        permit = self.check(job, epoch)
         nodes, handed_back = permit.nodes, permit.handed_back
-        self.narrow(job, epoch, keep)  # only to see
+        permit.handed_back, permit.nodes = handed_back + nodes[keep:], nodes[:keep]  # only to see
         try:
-            return any(self._may_use(request, now) for request in self.requests.values() if not request.visit)
+            return any(self._usable_nodes(ask, now) for ask in self._requests_on(nodes) if not ask.visit)
         finally:
             permit.nodes, permit.handed_back = nodes, handed_back
 
@@ -213,91 +283,156 @@ class PermitTable:
         return job in self.requests and self.requests[job].ticket == ticket
 
     def grant(self, now: float = 0.0) -> list[Permit]:
-        """Give out every turn that has come, and what is owed to those who began on some of their nodes."""
-        granted = []
-        for permit in self.permits.values():
-            if free := tuple(node for node in permit.owed if not self._held(node, now)):
-                permit.get_owed(free, now)
-                granted.append(permit)
-        for request in self._in_order():
-            if nodes := self._may_use(request, now):
-                self.epoch += 1
-                owed = tuple(node for node in request.nodes if node not in nodes)
-                asked = (request.job, request.ticket, request.pool, nodes)
-                permit = Permit(*asked, self.epoch, now, request.visit, request.alone_for, owed=owed)
-                del self.requests[request.job]
-                self.permits[request.job] = permit
-                granted.append(permit)
+        """Give out every permit that the rules allow now, and the nodes that are owed and free."""
+        granted = self._give_owed(now) if self._owing else []
+        nodes, self._changed = self._changed, set()
+        for permit in self._starts.values():
+            nodes.update(permit.nodes)
+        for request in self._in_order(self._requests_on(nodes)):
+            if usable := self._usable_nodes(request, now):
+                granted.append(self._make_permit(request, usable, now))
         return granted
 
+    def _give_owed(self, now: float) -> list[Permit]:
+        granted = []
+        for permit in self._owing.values():
+            if free := tuple(node for node in permit.owed if not self._is_held(node, now)):
+                permit.get_owed(free, now)
+                granted.append(permit)
+        self._owing = {job: permit for job, permit in self._owing.items() if permit.owed}
+        return granted
+
+    def _make_permit(self, request: PermitRequest, usable: tuple[Node, ...], now: float) -> Permit:
+        self.epoch += 1
+        job, nodes = request.job, request.nodes
+        owed = () if usable is nodes else tuple(node for node in nodes if node not in usable)
+        permit = Permit(
+            job, request.ticket, request.pool, usable, self.epoch, now, request.visit, request.alone_for, owed=owed
+        )
+        del self.requests[job]
+        self.permits[job] = permit
+        for node in nodes:
+            use = self._on[node]
+            del use.requests[job]
+            use.permits[job] = permit
+        self._watch(permit)
+        return permit
+
     def holder(self, node: Node) -> str | None:
-        return next((permit.job for permit in self.permits.values() if node in permit.nodes), None)
+        return next((permit.job for permit in self._on[node].permits.values() if node in permit.nodes), None)
 
     def line(self, node: Node) -> list[str]:
-        """Who waits for a node, in the order in which they will have it."""
-        return [request.job for request in self._in_order() if node in request.nodes]
+        """The jobs that wait for a node, in the order in which they will have it."""
+        return [request.job for request in self._in_order(self._requests_on([node]))]
 
-    def valid(self, job: str, epoch: int) -> Permit:
-        """The permit, if it is the one with this number."""
+    def check(self, job: str, epoch: int) -> Permit:
+        """The job's permit; refused if that is not the one with this epoch."""
         permit = self.permits.get(job)
         if permit is None or permit.epoch != epoch:
             now = "holds none" if permit is None else f"now holds number {permit.epoch}"
             raise StalePermit(f"permit number {epoch} of job {job} is no longer valid (it {now})")
         return permit
 
-    def _in_order(self) -> list[PermitRequest]:
-        return sorted(self.requests.values(), key=self._place)
+    # ------------------------------------------------------------------------------------------------ the rules
+
+    def _in_order(self, requests: Collection[PermitRequest]) -> Collection[PermitRequest]:
+        return sorted(requests, key=self._place) if len(requests) > 1 else requests
 
     def _place(self, request: PermitRequest) -> tuple[bool, tuple[int, int], int]:
-        member = self.members.get(request.job)
-        strict = member is not None and member.seat.discipline == "rr" and not request.visit
-        label = member.label(request.pool) if member is not None and strict else (0, 0)
+        tenant = self.tenants.get(request.job)
+        strict = tenant is not None and tenant.seat.discipline == "rr" and not request.visit
+        label = tenant.label(request.pool) if tenant is not None and strict else (0, 0)
         return not request.visit, label, request.number
 
-    def _may_use(self, request: PermitRequest, now: float) -> tuple[Node, ...]:
-        """All its nodes, if its turn has come; those that a tail has left, if nothing but tails is before it."""
-        if all(self._free(node, now) and self._is_next(request, node) for node in request.nodes):
+    def _usable_nodes(self, request: PermitRequest, now: float) -> tuple[Node, ...]:
+        """All its nodes, if it is next on all; those that a tail has left, if only tails are before it; else none."""
+        if all(self._is_free(node, now) and self._is_next(request, node) for node in request.nodes):
             return request.nodes
-        left = tuple(node for node in request.nodes if not self._in_tail(node))
-        if not request.partly or len(left) == len(request.nodes):
+        if not request.partly:
             return ()
-        ready = all(self._free(node, now) for node in left) and all(self._is_next(request, n) for n in request.nodes)
+        left = tuple(node for node in request.nodes if not self._is_in_tail(node))
+        if len(left) == len(request.nodes):
+            return ()
+        ready = all(self._is_free(node, now) for node in left) and all(
+            self._is_next(request, node) for node in request.nodes
+        )
         return left if ready else ()
 
-    def _in_tail(self, node: Node) -> bool:
-        """Whether what is left of somebody's rollout runs on it, and nobody is to have it next yet."""
-        held = any(node in permit.nodes and permit.handed_back for permit in self.permits.values())
-        return held and not any(node in permit.owed for permit in self.permits.values())
+    def _is_in_tail(self, node: Node) -> bool:
+        """Whether the rest of a rollout runs on it, and it is owed to no job yet."""
+        permits = self._on[node].permits.values()
+        held = any(node in permit.nodes and permit.handed_back for permit in permits)
+        return held and not any(node in permit.owed for permit in permits)
 
-    def _free(self, node: Node, now: float) -> bool:
-        return not self._held(node, now) and not any(node in permit.owed for permit in self.permits.values())
+    def _is_free(self, node: Node, now: float) -> bool:
+        """Whether no permit blocks it and it is owed to no job."""
+        permits = self._on[node].permits
+        return not permits or not any(
+            node in permit.owed or (node in permit.nodes and permit.blocks(now)) for permit in permits.values()
+        )
 
-    def _held(self, node: Node, now: float) -> bool:
-        return any(node in permit.nodes and permit.blocks(now) for permit in self.permits.values())
+    def _is_held(self, node: Node, now: float) -> bool:
+        return any(node in permit.nodes and permit.blocks(now) for permit in self._on[node].permits.values())
 
     def _is_next(self, request: PermitRequest, node: Node) -> bool:
-        ahead = [other for other in self._rivals(request, node) if self._place(other) < self._place(request)]
-        member = self.members.get(request.job)
-        if request.visit or member is None or member.seat.discipline == "fifo":
-            return not ahead
-        mine = member.label(request.pool)
-        return not any(other.visit for other in ahead) and all(
-            mine <= other.label(request.pool) or self._is_over(other, node)
-            for other in self._pinned(node, request.pool)
-        )
+        use, tenant = self._on[node], self.tenants.get(request.job)
+        if request.visit or tenant is None or tenant.seat.discipline == "fifo":
+            mine = self._place(request)
+            return all(other is request or mine < self._place(other) for other in use.requests.values())
+        if len(use.requests) > 1 and any(other.visit for other in use.requests.values()):
+            return False
+        if len(use.tenants) == 1:
+            return True
+        pool, label = request.pool, tenant.label(request.pool)
+        for other in use.tenants.values():
+            if other.label(pool) < label and not self._is_past(other, pool, node):
+                return False
+        return True
 
-    def _is_over(self, member: Tenant, node: Node) -> bool:
-        """Its turn on this node, or all but its tail."""
-        permit = self.permits.get(member.job)
+    def _is_past(self, tenant: Tenant, pool: SharedPool, node: Node) -> bool:
+        """Whether no job waits for it here: it rolls out no more, or only the tail of its rollout is left."""
+        if tenant.leaving and pool == "rollout":
+            return True
+        permit = self.permits.get(tenant.job)
         return permit is not None and bool(permit.handed_back) and node in permit.nodes + permit.handed_back
 
-    def _rivals(self, request: PermitRequest, node: Node) -> Iterator[PermitRequest]:
-        return (other for other in self.requests.values() if other is not request and node in other.nodes)
+    # ------------------------------------------------------------------------------------------------ the index
 
-    def _pinned(self, node: Node, pool: SharedPool) -> Iterable[Tenant]:
-        """Those whose turn on a node is waited for."""
-        return (
-            member
-            for member in self.members.values()
-            if node in member.seat.nodes[pool] and not (member.leaving and pool == "rollout")
-        )
+    def _requests_on(self, nodes: Iterable[Node]) -> Collection[PermitRequest]:
+        return {job: ask for node in nodes for job, ask in self._on[node].requests.items()}.values()
+
+    def _index_tenant(self, tenant: Tenant) -> None:
+        for nodes in tenant.seat.nodes.values():
+            for node in nodes:
+                self._on[node].tenants[tenant.job] = tenant
+            self._changed.update(nodes)
+
+    def _forget_tenant(self, tenant: Tenant) -> None:
+        for nodes in tenant.seat.nodes.values():
+            for node in nodes:
+                del self._on[node].tenants[tenant.job]
+            self._changed.update(nodes)
+
+    def _index_request(self, request: PermitRequest) -> None:
+        for node in request.nodes:
+            self._on[node].requests[request.job] = request
+        self._changed.update(request.nodes)
+
+    def _forget_request(self, request: PermitRequest) -> None:
+        for node in request.nodes:
+            del self._on[node].requests[request.job]
+        self._changed.update(request.nodes)
+
+    def _watch(self, permit: Permit) -> None:
+        if permit.alone_for is not None:
+            self._starts[permit.job] = permit
+        if permit.owed:
+            self._owing[permit.job] = permit
+
+    def _forget_permit(self, permit: Permit) -> None:
+        nodes = permit.all_nodes
+        for node in nodes:
+            del self._on[node].permits[permit.job]
+        self._changed.update(nodes)
+        self._starts.pop(permit.job, None)
+        self._owing.pop(permit.job, None)

@@ -18,7 +18,16 @@ from typing import Any
 
 from rollweave.observability.bias import DurationBias
 from rollweave.observability.events import Event
-from rollweave.observability.meters import FILTERED, LOST, TRAINED, LoopTime, QueueMeter, SlotMeter, TokenBooks
+from rollweave.observability.meters import (
+    FILTERED,
+    LOST,
+    TRAINED,
+    LoopTime,
+    QueueMeter,
+    RewardMeter,
+    SlotMeter,
+    TokenBooks,
+)
 from rollweave.observability.waits import OpenWork
 
 BY_ITSELF = frozenset({"finished", "truncated"})
@@ -34,6 +43,7 @@ class Accountant:
         self.bias = DurationBias()
         self.queue = QueueMeter()
         self.slots = SlotMeter()
+        self.rewards = RewardMeter()
         self.work = OpenWork()
         self.loop = LoopTime()
         self.restarts: Counter[str] = Counter()
@@ -43,6 +53,10 @@ class Accountant:
             "episode.begin": self._episode_begin,
             "episode.end": self._episode_end,
             "trajectory.end": self._trajectory_end,
+            "reward.begin": self._reward_begin,
+            "reward.end": self._reward_end,
+            "reward.again": lambda time, data: self.rewards.count("again"),
+            "reward.late": lambda time, data: self.rewards.count("late"),
             "attempt.end": self._attempt_end,
             "task.end": self._task_end,
             "group.admit": self._group_admit,
@@ -77,6 +91,7 @@ class Accountant:
             **self.bias.sample(now),
             **self.queue.sample(),
             **self.slots.sample(now),
+            **self.rewards.sample(),
             **{f"restarts/{worker}": count for worker, count in self.restarts.items()},
             "time/sync": self._sync_seconds,
         }
@@ -114,7 +129,16 @@ class Accountant:
         self.bias.end(data["id"], time, data["tokens"], outcome in BY_ITSELF, outcome in FAILURES)
         self.tokens.finish(data["id"], data["tokens"])
 
+    def _reward_begin(self, time: float, data: dict[str, Any]) -> None:
+        self.rewards.begin()
+        self.work.begin_scoring(data["id"], data["group"], data["rewards"], time)
+
+    def _reward_end(self, time: float, data: dict[str, Any]) -> None:
+        if (reward := self.work.end_scoring(data["id"])) is not None:
+            self.rewards.end(time - reward.since, data["threads_left"])
+
     def _attempt_end(self, time: float, data: dict[str, Any]) -> None:
+        self.work.end_scoring(data["id"])  # if it was given up
         self.tokens.book(data["id"], data["end"], data["tokens"])
         if data["end"] == TRAINED:
             self.bias.train(data["id"])

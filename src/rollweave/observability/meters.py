@@ -2,6 +2,7 @@
 
 QueueMeter   the queue of complete groups between rollout and trainer
 SlotMeter    free slots, and whether the staleness bound kept them free
+RewardMeter  how long rewards took that were computed after their episode
 TokenBooks   how every sampled token ended
 LoopTime     what the run's loop is doing now, and how much time each phase has taken
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from statistics import fmean
+from typing import Literal
 
 
 class QueueMeter:
@@ -118,6 +120,38 @@ class SlotMeter:
         self._room_seconds += passed * self.slots
         if self._refused:
             self._pressed_seconds += passed
+
+
+class RewardMeter:
+    """Silent in runs whose rewards take no time."""
+
+    def __init__(self) -> None:
+        self._any = False
+        self._clear()
+
+    def begin(self) -> None:
+        self._any = True
+
+    def end(self, seconds: float, threads_left: int) -> None:
+        self._seconds.append(seconds)
+        self._counts["threads_left"] += threads_left
+
+    def count(self, what: Literal["again", "late"]) -> None:
+        self._counts[what] += 1
+
+    def sample(self) -> dict[str, float]:
+        """Of the rewards that came since the last sample."""
+        if not self._any:
+            return {}
+        row: dict[str, float] = {f"scoring/{what}": self._counts[what] for what in ("again", "late", "threads_left")}
+        if self._seconds:
+            row |= {"scoring/seconds_mean": fmean(self._seconds), "scoring/seconds_max": max(self._seconds)}
+        self._clear()
+        return row
+
+    def _clear(self) -> None:
+        self._seconds: list[float] = []
+        self._counts: Counter[str] = Counter()
 
 
 TRAINED = "trained"

@@ -6,11 +6,11 @@ thread sees a consistent state at any moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -80,19 +80,22 @@ class Screen:
         return (self.header.steps - self.done) * sum(self.step_seconds) / len(self.step_seconds)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Panel(
-            _grid(_lines(self, max(options.max_width - 16, 8))),
-            title=Text(self.header.name, style="bold"),
-            title_align="left",
-            subtitle=Text(self.header.line(), style="dim"),
-            subtitle_align="right",
-            border_style="cyan",
-        )
+        facts = facts_grid(_lines(self, max(options.max_width - 16, 8)))
+        yield framed(facts, Text(self.header.name, style="bold"), self.header.line())
         for note in self.notes:
             yield Text(f" {note}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
-def _grid(lines: list[tuple[str, Text]]) -> Table:
+def framed(content: RenderableType, title: Text, below: str) -> Panel:
+    """The panel of a run, as the live view and `rollweave status` show it."""
+    subtitle = Text(below, style="dim")
+    return Panel(
+        content, title=title, title_align="left", subtitle=subtitle, subtitle_align="right", border_style="cyan"
+    )
+
+
+def facts_grid(lines: list[tuple[str, Text]]) -> Table:
+    """One line per fact, its label in front."""
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(style="dim", no_wrap=True, width=9)
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -107,11 +110,13 @@ def _lines(screen: Screen, width: int) -> list[tuple[str, Text]]:
     if screen.task is not None:
         what, done, total = screen.task
         lines.append(("preparing", _meter(done, total, min(max(width - 36, 6), 40)).append(f"   {what}")))
-    lines.append(("reward", _series(screen.rewards, screen.row.get("reward/std"), width)))
-    lines.append(("held-out", _held_out(screen.evaluations, width)))
+    spread, best = screen.row.get("reward/std"), max(screen.evaluations, default=None)
+    lines.append(("reward", _series(screen.rewards, width, "green", "" if spread is None else f"  ± {number(spread)}")))
+    found = "" if best is None else f"  best {number(best)}"
+    lines.append(("held-out", _series(screen.evaluations, width, "magenta", found)))
     if screen.row:
-        lines += [("tokens/s", _tokens(screen.row)), ("staleness", _staleness(screen.row))]
-        lines += [("idle", _idle(screen.row, width)), ("attempts", _ledger(screen.row))]
+        lines += [("tokens", tokens_fact(screen.row)), ("staleness", staleness_fact(screen.row))]
+        lines += [("idle", _idle(screen.row, width)), ("attempts", ledger_fact(ledger_counts(screen.row, "attempt")))]
     lines.append(("waits for", Text(screen.waiting or "nothing", style="yellow" if screen.waiting else "dim")))
     return lines
 
@@ -131,29 +136,29 @@ def _meter(done: int, total: int, width: int) -> Text:
     return text.append(f" {done}/{total}", style="bold")
 
 
-def _series(values: list[float | None], spread: float | None, width: int) -> Text:
+def _series(values: Sequence[float | None], width: int, colour: str, more: str) -> Text:
     text = Text(f"{number(values[-1]) if values else '-':<7}", style="bold")
-    text.append(sparkline(values, min(width - 22, 60)), style="green")
-    return text.append(f"  ± {number(spread)}", style="dim") if spread is not None else text
+    return text.append(sparkline(values, min(width - 22, 60)), style=colour).append(more, style="dim")
 
 
-def _held_out(values: list[float], width: int) -> Text:
-    text = Text(f"{number(values[-1]) if values else '-':<7}", style="bold")
-    text.append(sparkline(values, min(width - 22, 60)), style="magenta")
-    return text.append(f"  best {number(max(values))}", style="dim") if values else text
+def tokens_fact(row: Mapping[str, Any]) -> Text:
+    if "tokens_per_second/generated" not in row:
+        return Text("-", style="dim")
+    text = Text(number(row["tokens_per_second/generated"]), style="bold").append("/s generated  ")
+    text.append(number(row.get("tokens_per_second/trained")), style="bold").append("/s trained")
+    if share := row.get("tokens/wasted_share"):
+        text.append(f"   {percent(share)} wasted so far", style="yellow")
+    return text
 
 
-def _tokens(row: Mapping[str, Any]) -> Text:
-    text = Text(number(row.get("tokens_per_second/generated")), style="bold")
-    text.append(" generated   ").append(number(row.get("tokens_per_second/trained")), style="bold")
-    wasted = sum(value or 0 for key, value in row.items() if key.startswith("tokens/wasted/"))
-    text.append(" trained")
-    return text.append(f"   {number(wasted)} tokens wasted in this step", style="yellow") if wasted else text
-
-
-def _staleness(row: Mapping[str, Any]) -> Text:
-    text = Text(number(row.get("staleness/mean"), 2), style="bold")
-    return text.append(" mean   ").append(number(row.get("staleness/max"), 2), style="bold").append(" max")
+def staleness_fact(row: Mapping[str, Any]) -> Text:
+    if "staleness/mean" not in row:
+        return Text("-", style="dim")
+    text = Text(number(row["staleness/mean"], 2), style="bold").append(" mean  ")
+    text.append(number(row.get("staleness/max"), 2), style="bold").append(" max")
+    if (bias := row.get("bias/duration")) is not None:
+        text.append("   duration bias ").append(f"{bias * 100:+.1f}%", style="bold" if abs(bias) < 0.03 else "yellow")
+    return text
 
 
 def _idle(row: Mapping[str, Any], width: int) -> Text:
@@ -168,7 +173,11 @@ def _idle(row: Mapping[str, Any], width: int) -> Text:
     return text
 
 
-def _ledger(row: Mapping[str, Any]) -> Text:
-    prefix = "ledger/attempt/"
-    states = {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix) and value}
-    return Text(" · ".join(f"{state} {value}" for state, value in states.items()) or "-")
+def ledger_counts(row: Mapping[str, Any], ledger: str) -> dict[str, Any]:
+    """The states of the tasks or attempts of a metrics row, with their numbers."""
+    prefix = f"ledger/{ledger}/"
+    return {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix)}
+
+
+def ledger_fact(counts: Mapping[str, Any]) -> Text:
+    return Text(" · ".join(f"{state} {count}" for state, count in counts.items() if count) or "-")

@@ -139,6 +139,7 @@ class StatusBoard:
             "queue": {
                 "complete": len(accounts.queue.complete),
                 "running": len(accounts.work.groups),
+                "scoring": len(accounts.work.scoring),
                 "slots": accounts.slots.slots,
                 "free": accounts.slots.free,
                 "in_line": accounts.slots.in_line,

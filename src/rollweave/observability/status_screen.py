@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from rollweave.observability.screen import facts_grid, framed, ledger_counts, ledger_fact, staleness_fact, tokens_fact
 from rollweave.observability.status import Status
 from rollweave.observability.text import duration, number, percent, sparkline
 
@@ -40,14 +40,7 @@ def status_screen(status: Status) -> RenderableType:
     if status.state in ("running", "dead") and status.now:
         parts += [Text(), _waiting(status), Text(), Minute(_as_mapping(status.now.get("last_minute")))]
     title = Text.assemble((status.name, "bold"), "  ", (_state(status), STYLES[status.state]))
-    return Panel(
-        Group(*parts),
-        title=title,
-        title_align="left",
-        subtitle=Text(status.folder, style="dim"),
-        subtitle_align="right",
-        border_style="cyan",
-    )
+    return framed(Group(*parts), title, status.folder)
 
 
 def _state(status: Status) -> str:
@@ -64,20 +57,17 @@ def _state(status: Status) -> str:
 
 
 def _facts(status: Status) -> Table:
-    grid = Table.grid(padding=(0, 2), expand=True)
-    grid.add_column(style="dim", no_wrap=True, width=9)
-    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    for label, text in [
-        ("steps", _steps(status)),
-        ("reward", _reward(status)),
-        ("queue", _queue(status)),
-        ("staleness", _staleness(status.row)),
-        ("tokens", _tokens(status.row)),
-        ("tasks", _ledger(status, "tasks", "ledger/task/")),
-        ("attempts", _ledger(status, "attempts", "ledger/attempt/")),
-    ]:
-        grid.add_row(label, text)
-    return grid
+    return facts_grid(
+        [
+            ("steps", _steps(status)),
+            ("reward", _reward(status)),
+            ("queue", _queue(status)),
+            ("staleness", staleness_fact(status.row)),
+            ("tokens", tokens_fact(status.row)),
+            ("tasks", _ledger(status, "task")),
+            ("attempts", _ledger(status, "attempt")),
+        ]
+    )
 
 
 def _steps(status: Status) -> Text:
@@ -102,6 +92,8 @@ def _queue(status: Status) -> Text:
     if queue and status.state != "ended":
         text.append(f"{queue['complete']}", style="bold").append(" groups complete, ")
         text.append(f"{queue['running']}", style="bold").append(" being played, ")
+        if queue.get("scoring"):
+            text.append(f"{queue['scoring']}", style="bold").append(" episodes being scored, ")
         text.append(f"{queue['free']}", style="bold").append(f" of {queue['slots']} slots free")
         return text
     if "queue/length_seen" not in row:
@@ -110,31 +102,9 @@ def _queue(status: Status) -> Text:
     return text.append(duration(row.get("queue/trainer_blocked_seconds")), style="bold")
 
 
-def _staleness(row: Mapping[str, Any]) -> Text:
-    if "staleness/mean" not in row:
-        return Text("-", style="dim")
-    text = Text(number(row["staleness/mean"], 2), style="bold").append(" mean  ")
-    text.append(number(row.get("staleness/max"), 2), style="bold").append(" max")
-    if (bias := row.get("bias/duration")) is not None:
-        text.append("   duration bias ").append(f"{bias * 100:+.1f}%", style="bold" if abs(bias) < 0.03 else "yellow")
-    return text
-
-
-def _tokens(row: Mapping[str, Any]) -> Text:
-    if "tokens_per_second/generated" not in row:
-        return Text("-", style="dim")
-    text = Text(number(row["tokens_per_second/generated"]), style="bold").append("/s generated  ")
-    text.append(number(row.get("tokens_per_second/trained")), style="bold").append("/s trained")
-    if share := row.get("tokens/wasted_share"):
-        text.append(f"   {percent(share)} wasted so far", style="yellow")
-    return text
-
-
-def _ledger(status: Status, ledger: str, prefix: str) -> Text:
-    live = _as_mapping(status.now.get("ledger")).get(ledger) if status.state == "running" else None
-    row = {key.removeprefix(prefix): value for key, value in status.row.items() if key.startswith(prefix)}
-    states = _as_mapping(live or row)
-    return Text(" · ".join(f"{state} {count}" for state, count in states.items() if count) or "-")
+def _ledger(status: Status, ledger: str) -> Text:
+    live = _as_mapping(status.now.get("ledger")).get(f"{ledger}s") if status.state == "running" else None
+    return ledger_fact(_as_mapping(live or ledger_counts(status.row, ledger)))
 
 
 def _waiting(status: Status) -> RenderableType:

@@ -5,6 +5,7 @@
     loop        the phases of the pipeline: get_batch, train, sync_exposed, eval
     weights     publishing, staging and committing versions
     episodes    each episode from its beginning to its end, on as many lanes as run at once
+    rewards     each reward that took time, from the end of its episode, on as many lanes as are computed at once
     engines     each answer that a simulated engine generated (only in a simulation with --trace)
     counters    complete groups that wait for the trainer, running episodes
 """
@@ -18,8 +19,8 @@ from typing import Any
 
 from rollweave.observability.events import Event
 
-LOOP, WEIGHTS, EPISODES, ENGINES = 1, 2, 3, 4
-NAMES = {LOOP: "loop", WEIGHTS: "weights", EPISODES: "episodes", ENGINES: "engines"}
+LOOP, WEIGHTS, EPISODES, ENGINES, REWARDS = 1, 2, 3, 4, 5
+NAMES = {LOOP: "loop", WEIGHTS: "weights", EPISODES: "episodes", ENGINES: "engines", REWARDS: "rewards"}
 
 
 class Lanes:
@@ -47,12 +48,16 @@ class Timeline:
         self._open: dict[str, tuple[float, int]] = {}
         """For each open phase or episode, the time at which it began, and its lane."""
         self._lanes = Lanes()
+        self._reward_lanes = Lanes()
         self._buffered = self._playing = 0
         self._listeners = {
             "phase.begin": self._phase_begin,
             "phase.end": self._phase_end,
             "episode.begin": self._episode_begin,
             "episode.end": self._episode_end,
+            "reward.begin": self._reward_begin,
+            "reward.end": self._reward_end,
+            "attempt.end": self._reward_end,
             "weights.publish": self._weights,
             "weights.stage": self._weights,
             "weights.commit": self._weights,
@@ -94,6 +99,17 @@ class Timeline:
             self._slice(EPISODES, lane, f"group {data['group']}", began, time, {"episode": data["id"]})
             self._playing -= 1
             self._count("episodes", time, self._playing)
+
+    def _reward_begin(self, time: float, data: dict[str, Any], name: str) -> None:
+        self._open[f"reward {data['id']}"] = (time, self._reward_lanes.take())
+
+    def _reward_end(self, time: float, data: dict[str, Any], name: str) -> None:
+        """It came, or its attempt was given up before."""
+        if (found := self._open.pop(f"reward {data['id']}", None)) is not None:
+            began, lane = found
+            self._reward_lanes.give_back(lane)
+            outcome = data["end"] if name == "attempt.end" else "failed" if data["cause"] else "scored"
+            self._slice(REWARDS, lane, str(data["id"]), began, time, {"outcome": outcome})
 
     def _weights(self, time: float, data: dict[str, Any], name: str) -> None:
         what = name.removeprefix("weights.")

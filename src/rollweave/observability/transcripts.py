@@ -54,7 +54,7 @@ def transcript(step: int, trajectory: Trajectory, decode: Decode) -> dict[str, A
 
 def _turn(turn: Turn, decode: Decode) -> dict[str, Any]:
     return {
-        "observation": decode(turn.observation.tokens),
+        "observation": decode(turn.observation.tokens.tolist()),
         "observation_tokens": len(turn.observation.tokens),
         "answer": turn.text,
         "finish": turn.finish,

@@ -35,10 +35,12 @@ from rollweave.pipelines.permits import Alone, PermitGate, PermitSource
 from rollweave.pipelines.rollart import rollart
 from rollweave.pipelines.state import RunState
 from rollweave.pipelines.sync import sync
+from rollweave.rewards.dispatch import RewardBackend
 from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.evaluation import EvaluationSchedule, Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings, StalenessPolicy
+from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.tasks import Cursor, TaskSource
 from rollweave.training.protocol import Trainer
@@ -68,15 +70,17 @@ def assemble(
     recorder: Recorder,
     *,
     permits: PermitSource | None = None,
+    rewards: RewardBackend | None = None,
     on_row: Sequence[OnRow] = (),
     on_trajectories: Sequence[OnTrajectories] = (),
 ) -> Drive:
     """`recorder` hears events as they happen; `on_row` and `on_trajectories` once a step. `permits`: none if the pools
-    are this job's own."""
+    are this job's own. `rewards`: what computes them; none if the hosts do."""
     fleet.listen(recorder)
     dispatcher.listen(recorder)
     state = RunState()
-    scheduler = _scheduler(control, dispatcher, source, stop_tokens, clock, recorder)
+    scoring = Scoring(rewards or HostBackend(dispatcher, recorder, control.rollout.max_retries), recorder)
+    scheduler = _scheduler(control, dispatcher, scoring, source, stop_tokens, clock, recorder)
     journal = Journal(clock, scheduler, fleet, recorder, on_row, on_trajectories)
     weights = WeightSync(
         trainer,
@@ -86,7 +90,7 @@ def assemble(
         timeout=control.rollout.deadlines.weight_sync,
         transfer=control.weights.transfer,
     )
-    evaluator = _evaluator(control, dispatcher, source, stop_tokens, clock, recorder)
+    evaluator = _evaluator(control, dispatcher, scoring, source, stop_tokens, clock, recorder)
     evaluation = EvaluationSchedule(control.evaluation, evaluator)
     loop = Loop(
         scheduler,
@@ -105,6 +109,7 @@ def assemble(
 def _scheduler(
     control: ControlConfig,
     dispatcher: Dispatcher,
+    scoring: Scoring,
     source: TaskSource,
     stop_tokens: tuple[int, ...],
     clock: Clock,
@@ -127,7 +132,7 @@ def _scheduler(
         try_alone=control.try_alone,
     )
     bound = StalenessBound(control.alpha, rollout.groups_per_step)
-    return RolloutScheduler(settings, bound, Cursor(source), dispatcher, clock, recorder)
+    return RolloutScheduler(settings, bound, Cursor(source), dispatcher, scoring, clock, recorder)
 
 
 def _policy(control: ControlConfig) -> StalenessPolicy:
@@ -142,6 +147,7 @@ def _policy(control: ControlConfig) -> StalenessPolicy:
 def _evaluator(
     control: ControlConfig,
     dispatcher: Dispatcher,
+    scoring: Scoring,
     source: TaskSource,
     stop_tokens: tuple[int, ...],
     clock: Clock,
@@ -155,6 +161,7 @@ def _evaluator(
         tasks,
         greedy(rollout.sampling, stop_tokens),
         dispatcher,
+        scoring,
         clock,
         recorder,
         rollout.max_retries,

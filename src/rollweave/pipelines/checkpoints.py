@@ -1,18 +1,15 @@
 """Checkpoints: when to save, what of the driver to keep, and how a run goes on from one.
 
-The trainer writes its own part; the driver's part, `state/driver.json`, is a `DriverState`.
+The trainer writes all files; the driver's part, `state/driver.json` and its sidecar, is a `DriverState`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from rollweave.config.control import CheckpointConfig
 from rollweave.errors import RollweaveError
@@ -20,7 +17,7 @@ from rollweave.fleet.weight_sync import WeightSync
 from rollweave.pipelines.journal import Journal
 from rollweave.pipelines.state import RunState
 from rollweave.rollout.scheduler import RolloutScheduler
-from rollweave.rollout.state import SchedulerState
+from rollweave.rollout.state import SchedulerState, adapter, pack, unpack
 from rollweave.training import checkpoint
 from rollweave.training.protocol import Trainer
 
@@ -35,7 +32,7 @@ class LogMark:
 
 @dataclass(slots=True)
 class DriverState:
-    """`state/driver.json` of a checkpoint."""
+    """`state/driver.json` of a checkpoint, with its sidecar."""
 
     scheduler: SchedulerState = field(default_factory=SchedulerState)
     elapsed: float = 0.0
@@ -43,16 +40,15 @@ class DriverState:
     job: dict[str, Any] = field(default_factory=dict)
     """The job it was saved under, as in config.yaml: that file may have changed since."""
 
-    def dump(self) -> str:
-        """Exact: floats as Python writes them, infinities too. What JSON has no word for, in a user's data, as text."""
-        return json.dumps(_STATE.dump_python(self, mode="json", fallback=str))
+    def dump(self) -> checkpoint.DriverFiles:
+        return pack(_STATE, self)
 
     @classmethod
-    def load(cls, text: str) -> DriverState:
-        return _STATE.validate_python(json.loads(text))
+    def load(cls, files: checkpoint.DriverFiles) -> DriverState:
+        return unpack(_STATE, files)
 
 
-_STATE = TypeAdapter(DriverState)
+_STATE = adapter(DriverState)
 
 
 class Checkpoints:

@@ -7,7 +7,7 @@ In `sync`, what most frameworks do today, the hosts also keep a barrier: all env
 In `sync+` every episode runs at its own pace. The loop is the same.
 
 Because the phases take turns, a job that runs this loop leaves each pool idle while it works on the other: other jobs
-may have it meanwhile (`loop.permits`, see docs/cluster-daemon.md).
+may have it meanwhile (`loop.permits`, see docs/daemon.md).
 """
 
 from __future__ import annotations

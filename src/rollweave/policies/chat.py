@@ -15,6 +15,7 @@ from typing import Any
 
 from rollweave.environments.protocol import Message, Observation
 from rollweave.errors import ModelError
+from rollweave.trajectory import TokenIds, token_ids
 
 _ANSWER = "rollweave-answer"
 _THOUGHT = "rollweave-thought"
@@ -32,8 +33,9 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         # Observations repeat, because a board has few states. With a cache most replies are a dictionary look-up.
-        self._tokens_of_opening = lru_cache(maxsize=4096)(lambda text: self._encode(self._render(_messages(text))))
-        self._tokens_after = lru_cache(maxsize=4096)(lambda text: self._encode(self._after_answer(_messages(text))))
+        remember = lru_cache(maxsize=4096)
+        self._tokens_of_opening = remember(lambda text: self._shared(self._render(_messages(text))))
+        self._tokens_after = remember(lambda text: self._shared(self._after_answer(_messages(text))))
         self._multi_turn_checked = False  # checked by the first `reply`: a single-turn job may use any template
 
     @classmethod
@@ -43,13 +45,13 @@ class ChatFormat:
 
         return cls(AutoTokenizer.from_pretrained(folder))
 
-    def open(self, observation: Observation) -> list[int]:
+    def open(self, observation: Observation) -> TokenIds:
         """The tokens of the first observation, up to the position where the answer begins."""
         if isinstance(observation, str):
-            return list(self._tokens_of_opening(observation))
-        return list(self._encode(self._render(observation)))
+            return self._tokens_of_opening(observation)
+        return token_ids(self._encode(self._render(observation)))
 
-    def reply(self, observation: Observation, answered_end: bool) -> list[int]:
+    def reply(self, observation: Observation, answered_end: bool) -> TokenIds:
         """The tokens to append after an answer: the next observation, up to the position where the next answer begins.
 
         `answered_end` says whether the answer's last token was the end of turn (see `ended`). If it was not, the
@@ -60,12 +62,12 @@ class ChatFormat:
         if isinstance(observation, str):
             tokens = self._tokens_after(observation)
         else:
-            tokens = self._encode(self._after_answer(observation))
-        return list(tokens[self._end_position(tokens) + 1 :] if answered_end else tokens)
+            tokens = token_ids(self._encode(self._after_answer(observation)))
+        return tokens[self._end_position(tokens.tolist()) + 1 :] if answered_end else tokens
 
-    def ended(self, answer: Sequence[int]) -> bool:
+    def ended(self, answer: TokenIds) -> bool:
         """Whether a sampled answer ended with the end-of-turn token."""
-        return bool(answer) and answer[-1] in self.stop_tokens
+        return len(answer) > 0 and answer.item(-1) in self.stop_tokens
 
     @cached_property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -134,6 +136,12 @@ class ChatFormat:
                 f"roles {roles}: {error}; change the environment's messages or the template"
             ) from error
         return text
+
+    def _shared(self, text: str) -> TokenIds:
+        """Tokens that many trajectories may hold: read-only."""
+        tokens = token_ids(self._encode(text))
+        tokens.flags.writeable = False
+        return tokens
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -81,10 +83,13 @@ def fill_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return batches
 
 
-def pad_rows(rows: Sequence[Sequence[int]]) -> Tensor:
+def pad_rows(rows: Sequence[ArrayLike]) -> Tensor:
     """Make one tensor of the token rows, padded with zeros on the right, where no real token attends to them."""
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long)
+    arrays = [np.asarray(row, np.int64) for row in rows]
+    padded = np.zeros((len(arrays), max(map(len, arrays))), np.int64)
+    for place, array in enumerate(arrays):
+        padded[place, : len(array)] = array
+    return torch.from_numpy(padded)
 
 
 def token_logprobs(

@@ -125,7 +125,7 @@ def render(chat: ChatFormat, episode: ScriptedTurns, max_context: int) -> Script
     for number, (observation, action) in enumerate(episode):
         given = chat.open(observation) if number == 0 else chat.reply(observation, answered_end=True)
         answer = [*chat.tokenizer.encode(action, add_special_tokens=False), *chat.stop_tokens]
-        tokens += given + answer
+        tokens += [*given.tolist(), *answer]
         answers += [False] * len(given) + [True] * len(answer)
     return ScriptedEpisode(tokens[:max_context], answers[:max_context])
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rollweave.config.hardware import EngineTimes, TrainerTimes
 from rollweave.engines.protocol import Request, Sampling
-from rollweave.trajectory import Batch, Group, Trajectory
+from rollweave.trajectory import Batch, Group, Trajectory, token_ids
 
 if TYPE_CHECKING:
     from rollweave.engines.torch.engine import TorchEngine
@@ -112,7 +112,9 @@ class _Probe:
         names = names or [f"probe-{next(self._numbers)}" for _ in range(batch)]
         for name in names:
             sampling = Sampling(max_tokens=answer)
-            self._engine.add(Request(f"{name}#{context}", name, [TOKEN] * context, next(self._numbers), sampling))
+            self._engine.add(
+                Request(f"{name}#{context}", name, token_ids([TOKEN] * context), next(self._numbers), sampling)
+            )
         return names
 
     def _step(self) -> float:

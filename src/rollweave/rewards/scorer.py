@@ -1,27 +1,32 @@
 """Scores a finished trajectory: the sum of its step rewards, plus the functions the job names, each times its weight.
 
-This is the boundary to user code: a function that raises or returns anything but a finite number makes the
-attempt `reward-failed`, with the function, the value and the fix in the message. It is never a reward of 0.
-
 What a reward is: a function of a finished trajectory.
 
     def score(trajectory: Trajectory) -> float: ...
 
-It may be `async`, and may return a `RewardResult` to name its parts. It should be pure: a trajectory can be
-scored again after a crash. Raising makes the attempt `reward-failed`: it is left out of its group and counted.
+It may be `async`, and may return a `RewardResult` to name its parts. It should be pure: a trajectory can be scored
+again after a crash. The functions of one trajectory run side by side. A plain (not `async`) function would hold up the
+loop while it computes or sleeps, so it is called in a thread of its own (`call_in_thread`); on the virtual clock,
+which allows no threads, it stays on the loop (`call_on_loop`).
+
+This is the boundary to user code: a function that raises or returns anything but a finite number makes the attempt
+`reward-failed`, with the function, the value and the fix in the message. It is never a reward of 0.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+import math
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rollweave.config.job import RewardConfig
-from rollweave.environments.adapt import as_number
-from rollweave.errors import ConfigError, RewardFailed
+from rollweave.errors import ConfigError, RewardFailed, first_cause
 from rollweave.targets import blame, load_target
 from rollweave.trajectory import Trajectory
 
@@ -35,6 +40,55 @@ class RewardResult:
 
 ENVIRONMENT = "environment"
 """The name of the step rewards' sum among a trajectory's rewards."""
+
+PARTS = "reward_parts"
+"""Where `trajectory.info` keeps the parts that functions name."""
+
+THREADS_LEFT = "reward_threads_left"
+"""Where `trajectory.info` counts plain functions that were given up while they ran: a thread cannot be stopped."""
+
+CallPlain = Callable[[Callable[[Trajectory], Any], Trajectory], Awaitable[Any]]
+"""How a plain function is called from the loop."""
+
+
+async def call_on_loop(function: Callable[[Trajectory], Any], trajectory: Trajectory) -> Any:
+    return function(trajectory)
+
+
+async def call_in_thread(function: Callable[[Trajectory], Any], trajectory: Trajectory) -> Any:
+    """Calls it in a daemon thread, so that neither the loop nor the end of the process waits for it.
+
+    If this call is cancelled first, the thread is left to itself and counted on the trajectory.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = function(trajectory)
+        except BaseException as raised:  # the boundary between threads: it is raised again on the loop
+            error = raised
+        with suppress(RuntimeError):  # the loop may have ended meanwhile
+            loop.call_soon_threadsafe(_settle, answer, value, error)
+
+    threading.Thread(target=run, name=f"reward of {trajectory.id}", daemon=True).start()
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        trajectory.info[THREADS_LEFT] = trajectory.info.get(THREADS_LEFT, 0) + 1
+        raise
+
+
+def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if answer.done():  # given up
+        return
+    if error is None:
+        answer.set_result(value)
+    elif isinstance(error, StopIteration):  # which no future may raise
+        answer.set_exception(RuntimeError("it raised StopIteration"))
+    else:
+        answer.set_exception(error)
 
 
 class NamedReward:
@@ -53,8 +107,14 @@ class NamedReward:
             raise ConfigError(f"{config.function} is a {type(function).__name__}: name a function of a trajectory")
         return cls(config.name or config.function.rpartition(":")[2], function, config.weight, config.function)
 
-    async def __call__(self, trajectory: Trajectory) -> RewardResult:
-        value = await self._call(trajectory)
+    @property
+    def plain(self) -> bool:
+        """Whether calling it computes the reward, instead of only making something to await."""
+        called = getattr(self.function, "__call__", None)  # noqa: B004 (an object may be callable by an async method)
+        return not inspect.iscoroutinefunction(self.function) and not inspect.iscoroutinefunction(called)
+
+    async def __call__(self, trajectory: Trajectory, call_plain: CallPlain = call_on_loop) -> RewardResult:
+        value = await self._call(trajectory, call_plain)
         result = value if isinstance(value, RewardResult) else RewardResult(value)
         number = as_number(result.value)
         if number is None:
@@ -64,9 +124,10 @@ class NamedReward:
             )
         return RewardResult(number, result.parts)
 
-    async def _call(self, trajectory: Trajectory) -> Any:
+    async def _call(self, trajectory: Trajectory, call_plain: CallPlain) -> Any:
+        call = call_plain if self.plain else call_on_loop
         try:
-            value = self.function(trajectory)
+            value = await call(self.function, trajectory)
             return await value if inspect.isawaitable(value) else value
         except RewardFailed:
             raise
@@ -76,24 +137,55 @@ class NamedReward:
 
 
 class Scorer:
-    """Fills in `trajectory.rewards` by name, weighted; parts that functions name go to `info["reward_parts"]`."""
+    """Fills in `trajectory.rewards` by name, weighted; parts that functions name go to `trajectory.info`."""
 
-    def __init__(self, rewards: Sequence[RewardConfig], base: Path, given: Sequence[NamedReward] = ()) -> None:
+    def __init__(
+        self,
+        rewards: Sequence[RewardConfig],
+        base: Path,
+        given: Sequence[NamedReward] = (),
+        call_plain: CallPlain = call_on_loop,
+    ) -> None:
         self.rewards = [*(NamedReward.load(config, base) for config in rewards), *given]
+        self._call_plain = call_plain
         taken = {ENVIRONMENT}
         for reward in self.rewards:
             if reward.name in taken:
                 raise ConfigError(f"rewards: two are called {reward.name!r}: give {reward.target} another `name`")
             taken.add(reward.name)
 
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        """The named rewards. Without any, `score` does not wait for anything."""
+        return tuple(reward.name for reward in self.rewards)
+
     async def score(self, trajectory: Trajectory) -> None:
+        results = await _side_by_side([reward(trajectory, self._call_plain) for reward in self.rewards])
         scores = {ENVIRONMENT: sum(turn.reward for turn in trajectory.turns)}
-        parts: dict[str, dict[str, float]] = {}
-        for reward in self.rewards:
-            result = await reward(trajectory)
-            scores[reward.name] = reward.weight * result.value
-            if result.parts:
-                parts[reward.name] = result.parts
+        named = list(zip(self.rewards, results, strict=True))
+        scores |= {reward.name: reward.weight * result.value for reward, result in named}
         trajectory.rewards = scores
-        if parts:
-            trajectory.info["reward_parts"] = parts
+        if parts := {reward.name: result.parts for reward, result in named if result.parts}:
+            trajectory.info[PARTS] = parts
+
+
+async def _side_by_side(calls: Sequence[Coroutine[Any, Any, RewardResult]]) -> list[RewardResult]:
+    """All of them at once. The first that fails ends the others: the trajectory cannot be scored any more."""
+    if len(calls) <= 1:  # no task, no turn of the loop
+        return [await call for call in calls]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(call) for call in calls]
+    except ExceptionGroup as failures:
+        raise first_cause(failures) from failures
+    return [task.result() for task in running]
+
+
+def as_number(value: Any) -> float | None:
+    """A finite float, or None. Numpy's and torch's scalars are numbers; text that looks like one is a mistake."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None

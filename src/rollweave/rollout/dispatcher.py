@@ -12,17 +12,28 @@ import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from rollweave.clock import Waiting
 from rollweave.config.control import RolloutConfig
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.router import Route, RouteAsk, choose
 from rollweave.observability.events import Emitter
-from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Moved, Report, ToDriver, Transport
+from rollweave.rewards.dispatch import Scored
+from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Moved, Report, ToDriver, ToHost, Transport
 from rollweave.trajectory import Outcome, Trajectory
 
 OnReport = Callable[[Lease, Report], None]
+
+
+class RewardDesk(Protocol):
+    """Hears from the dispatcher what hosts say about rewards, and which hosts there are to compute them."""
+
+    def host_attached(self, host: int) -> None: ...
+
+    def host_gone(self, host: int) -> None: ...
+
+    def scored(self, answer: Scored) -> None: ...
 
 
 async def _no_other_process() -> list[Waiting]:
@@ -72,6 +83,7 @@ class Dispatcher:
         """The most episodes to play at once over all hosts; None: as many as they have room for."""
         self.recorder: Emitter | None = None
         """Hears when an episode begins and ends, and how much room is left then."""
+        self.reward_desk: RewardDesk | None = None
         self.ask_waits: Callable[[], Awaitable[list[Waiting]]] = _no_other_process
         """Who waits in hosts of other processes, which have clocks of their own; a runtime with such hosts sets it."""
         self._scheduling = scheduling
@@ -104,6 +116,8 @@ class Dispatcher:
         if self.recorder is not None:
             self.recorder.emit("host.attach", host=seat.number, capacity=capacity)
         self._fill()
+        if self.reward_desk is not None:
+            self.reward_desk.host_attached(seat.number)
         return seat.link
 
     def detach(self, link: HostLink) -> None:
@@ -116,6 +130,19 @@ class Dispatcher:
         for id in list(seat.playing):
             self._end(_unplayed(self._leases[id], "its host died", host_died=True))
         self._fill()
+        if self.reward_desk is not None:
+            self.reward_desk.host_gone(seat.number)
+
+    @property
+    def hosts(self) -> list[int]:
+        """The numbers of the hosts that are there, in the order of their coming."""
+        return [seat.number for seat in self._seats]
+
+    def say(self, host: int, id: str, message: ToHost) -> None:
+        """Tell a host something that is not a lease. One that is gone hears nothing."""
+        for seat in self._seats:
+            if seat.number == host:
+                seat.link.say(id, message)
 
     # ------------------------------------------------------------------------------------------------ leases
 
@@ -216,11 +243,15 @@ class Dispatcher:
         seat.link.say(f"fleet.{update.revision}", update)
 
     def _hear(self, seat: _Seat, message: ToDriver) -> None:
-        if message.lease not in seat.playing:  # the late word of a host that was given up for dead
-            return
-        if isinstance(message, Moved):
+        if isinstance(message, Scored):
+            if self.reward_desk is not None:
+                self.reward_desk.scored(message)
+        elif message.lease not in seat.playing:
+            pass  # the late word of a host that was given up for dead
+        elif isinstance(message, Moved):
             self._place(message.lease, message.route)
         else:
+            message.host = seat.number
             self._end(message)
             self._fill()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rollweave.clock import Clock
 from rollweave.config.control import EvaluationConfig
@@ -17,6 +18,7 @@ from rollweave.errors import EnvironmentFailed
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import Lease, Report
+from rollweave.rollout.scoring import Scoring
 from rollweave.seeds import derive
 from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory
@@ -46,6 +48,7 @@ class Evaluator:
         tasks: Sequence[Task],
         sampling: Sampling,
         dispatcher: Dispatcher,
+        scoring: Scoring,
         clock: Clock,
         recorder: Emitter,
         max_retries: int,
@@ -54,6 +57,7 @@ class Evaluator:
         self.tasks = list(tasks)
         self._sampling = sampling
         self._dispatcher = dispatcher
+        self._scoring = scoring
         self._clock = clock
         self._recorder = recorder
         self._max_retries = max_retries
@@ -118,14 +122,22 @@ class Evaluator:
         self._dispatcher.submit([lease], self._on_report, first=True)
 
     def _on_report(self, lease: Lease, report: Report) -> None:
-        outcome = report.trajectory.outcome
-        self._tokens += report.trajectory.sampled_tokens
-        if outcome is not None and outcome.trainable and not report.reward_failed:
-            self._finished.append(report.trajectory)
-        elif report.host_died or lease.attempt < self._max_retries:
+        trajectory = report.trajectory
+        self._tokens += trajectory.sampled_tokens
+        if report.awaited:
+            self._scoring.score(trajectory, report.host, report.awaited, partial(self._on_end, lease))
+        else:
+            ended = trajectory.outcome is not None and trajectory.outcome.trainable
+            self._on_end(lease, trajectory, ended and not report.reward_failed, always_again=report.host_died)
+
+    def _on_end(self, lease: Lease, trajectory: Trajectory, succeeded: bool, always_again: bool = False) -> None:
+        """Played and scored, or failed on the way."""
+        if succeeded:
+            self._finished.append(trajectory)
+        elif always_again or lease.attempt < self._max_retries:
             self._submit(lease.member, lease.attempt + 1)
         else:
-            self._failed.append(report.trajectory)
+            self._failed.append(trajectory)
         self._reported.set()
 
 

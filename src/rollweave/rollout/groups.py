@@ -36,7 +36,10 @@ class RunningGroup:
     """Member -> the lease that is out for it."""
     attempts: dict[int, int] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
+    scoring: dict[str, Trajectory] = field(default_factory=dict)
+    """Attempt -> its trajectory: played to the end, but its reward is not there yet."""
     finished: list[Trajectory] = field(default_factory=list)
+    """Played to the end and scored."""
     lost: set[int] = field(default_factory=set)
     """Members that have ended for good without a trajectory."""
 
@@ -46,7 +49,9 @@ class RunningGroup:
 
     @property
     def unfinished(self) -> list[int]:
-        gone = self.lost.union(trajectory.member for trajectory in self.finished)
+        """Members that are played, or are to be played."""
+        played = [*self.finished, *self.scoring.values()]
+        gone = self.lost.union(trajectory.member for trajectory in played)
         return [member for member in range(self.members) if member not in gone]
 
     def next_attempt(self, member: int) -> int:
@@ -58,6 +63,7 @@ class RunningGroup:
         """From the start, under a newer version; attempts go on counting."""
         self.requeues += 1
         self.version = version
+        self.scoring = {}
         self.finished = []
         self.lost = set()
         self.leases = {}
@@ -74,6 +80,7 @@ class RunningGroup:
             dict(self.failures),
             list(self.finished),
             sorted(self.lost),
+            list(self.scoring.values()),
         )
 
     @classmethod
@@ -86,6 +93,7 @@ class RunningGroup:
             state.requeues,
             attempts=dict(state.attempts),
             failures=dict(state.failures),
+            scoring={trajectory.id: trajectory for trajectory in state.scoring},
             finished=list(state.finished),
             lost=set(state.lost),
         )
@@ -151,7 +159,7 @@ class Leasing:
 
     def begun(self, group: RunningGroup) -> bool:
         """Whether a token of it may have been sampled."""
-        return bool(group.finished or group.lost or group.failures) or any(
+        return bool(group.finished or group.scoring or group.lost or group.failures) or any(
             self._dispatcher.started(lease) for lease in group.leases.values()
         )
 

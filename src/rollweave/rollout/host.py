@@ -2,7 +2,10 @@
 
 Inline it lives in the driver; on Ray it is an actor. It holds nothing that cannot be leased again. Whatever it is
 told, in whatever order: every lease it begins is reported once. A `Cancel` may overtake its lease on the way; then
-the lease is reported, unplayed, when it arrives. One that comes after the report changes nothing.
+the lease is reported, unplayed, when it arrives. One that comes after the report ends only what concerns its reward.
+
+An episode whose reward takes time is reported first, which frees its slot. The host keeps the trajectory and computes
+the reward beside other episodes when it is told to (`Score`).
 """
 
 from __future__ import annotations
@@ -12,18 +15,23 @@ import itertools
 
 from rollweave.fleet.fleet import FleetUpdate
 from rollweave.fleet.router import Route
-from rollweave.rollout.link import Endpoint, Lease, Moved, ToDriver, ToHost, Transport
-from rollweave.rollout.manager import EnvManager, Stage
+from rollweave.observability.waits import SCORING
+from rollweave.rollout.link import Cancel, Endpoint, Lease, Moved, Score, ToDriver, ToHost, Transport
+from rollweave.rollout.manager import EnvManager, Stage, score
+from rollweave.trajectory import Trajectory
 
 
 class EnvHost:
     def __init__(self, stage: Stage, transport: Transport) -> None:
         self._stage = stage
         self._tasks: asyncio.TaskGroup | None = None
-        self._early: list[Lease] = []
+        self._early: list[Lease | Score] = []
         self._playing: dict[str, EnvManager] = {}
         self._cancelled: set[str] = set()
-        """Leases that were cancelled before they were begun."""
+        """Leases that were cancelled before they, or their `Score`, arrived."""
+        self._unscored: dict[str, Trajectory] = {}
+        """Reported, and kept for their reward."""
+        self._scoring: dict[str, asyncio.Task[None]] = {}
         self._moves = itertools.count()
         self.link: Endpoint[ToDriver, ToHost] = Endpoint(transport, self._hear)
         stage.proxy.on_route = self._tell_moved
@@ -33,31 +41,47 @@ class EnvHost:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             early, self._early = self._early, []
-            for lease in early:
-                self._start(lease)
+            for message in early:
+                self._begin(message)
             try:
                 await asyncio.get_running_loop().create_future()
             finally:
-                self._tasks = None  # leases that still arrive are not begun
+                self._tasks = None  # what still arrives is not begun
 
     def _hear(self, message: ToHost) -> None:
-        if isinstance(message, Lease):
-            self._start(message)
+        if isinstance(message, Cancel):
+            self._cancel(message.lease)
         elif isinstance(message, FleetUpdate):
             self._stage.proxy.update(message)
-        elif message.lease in self._playing:
-            self._playing[message.lease].cancel()
-        elif not self.link.has_heard(message.lease) or any(lease.id == message.lease for lease in self._early):
-            self._cancelled.add(message.lease)
+        else:
+            self._begin(message)
 
-    def _start(self, lease: Lease) -> None:
+    def _cancel(self, lease: str) -> None:
+        if lease in self._playing:
+            self._playing[lease].cancel()
+        elif lease in self._scoring:
+            self._scoring.pop(lease).cancel()
+        elif self._unscored.pop(lease, None) is None and not self._is_over(lease):
+            self._cancelled.add(lease)
+
+    def _is_over(self, lease: str) -> bool:
+        """Whether all that was asked for it has been begun, and has ended."""
+        asked = self.link.has_heard(lease) or self.link.has_heard(f"score.{lease}")
+        return asked and not any(lease == _attempt(message) for message in self._early)
+
+    def _begin(self, message: Lease | Score) -> None:
         if self._tasks is None:  # heard before run() began, or after it ended
-            self._early.append(lease)
-            return
+            self._early.append(message)
+        elif isinstance(message, Lease):
+            self._begin_playing(message, self._tasks)
+        else:
+            self._begin_scoring(message, self._tasks)
+
+    def _begin_playing(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
         manager = self._playing[lease.id] = EnvManager(self._stage, lease)
         manager.cancelled = lease.id in self._cancelled
         self._cancelled.discard(lease.id)
-        self._tasks.create_task(self._play(manager), name=manager.name)
+        tasks.create_task(self._play(manager), name=manager.name)
 
     def _tell_moved(self, attempt: str, route: Route) -> None:
         self.link.say(f"moved.{next(self._moves)}", Moved(attempt, route))
@@ -65,4 +89,23 @@ class EnvHost:
     async def _play(self, manager: EnvManager) -> None:
         report = await manager.play()
         del self._playing[report.lease]
+        if report.awaited and not manager.cancelled:
+            self._unscored[report.lease] = report.trajectory
         self.link.say(report.lease, report)
+
+    def _begin_scoring(self, message: Score, tasks: asyncio.TaskGroup) -> None:
+        attempt = message.attempt
+        trajectory = message.trajectory or self._unscored.pop(attempt, None)
+        if trajectory is None or attempt in self._cancelled:  # a Cancel has overtaken it
+            self._cancelled.discard(attempt)
+            return
+        self._scoring[attempt] = tasks.create_task(self._score(trajectory), name=f"{SCORING}{attempt}")
+
+    async def _score(self, trajectory: Trajectory) -> None:
+        scored = await score(self._stage, trajectory, f"{SCORING}{trajectory.id}")
+        if self._scoring.pop(trajectory.id, None) is not None:
+            self.link.say(f"scored.{trajectory.id}", scored)
+
+
+def _attempt(message: Lease | Score) -> str:
+    return message.id if isinstance(message, Lease) else message.attempt

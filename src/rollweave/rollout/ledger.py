@@ -2,7 +2,8 @@
 
 A *task* is one admitted group. An *attempt* is one member's episode, and tokens are booked on attempts.
 Whatever was admitted is either open or has ended in exactly one of the states below; ending twice, or ending
-something that was never opened, is a bug and raises.
+something that was never opened, is a bug and raises. An open attempt whose episode has ended is *scoring* until its
+reward has come.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Ledger:
         """Hears of every end."""
         self.open_tasks: set[int] = set()
         self.open_attempts: set[str] = set()
+        self.scoring: set[str] = set()
+        """Those of the open attempts whose episode has ended and whose reward is being computed."""
         self.tasks: Counter[TaskEnd] = Counter()
         self.attempts: Counter[AttemptEnd] = Counter()
         self.tokens: Counter[AttemptEnd] = Counter()
@@ -59,6 +62,18 @@ class Ledger:
         self.open_attempts.add(attempt)
         self.issued += 1
 
+    def begin_scoring(self, attempt: str) -> None:
+        """Its episode has ended; its reward is being computed."""
+        if attempt not in self.open_attempts or attempt in self.scoring:
+            raise LedgerError(f"attempt {attempt} is to be scored, but is not open or is being scored already")
+        self.scoring.add(attempt)
+
+    def end_scoring(self, attempt: str) -> None:
+        """Its reward has come, or never will."""
+        if attempt not in self.scoring:
+            raise LedgerError(f"attempt {attempt} was scored, but its reward was not awaited")
+        self.scoring.remove(attempt)
+
     def end_task(self, group: int, end: TaskEnd) -> None:
         if group not in self.open_tasks:
             raise LedgerError(f"group {group} ended as {end}, but is not open")
@@ -70,6 +85,8 @@ class Ledger:
     def end_attempt(self, attempt: str, end: AttemptEnd, tokens: int) -> None:
         if attempt not in self.open_attempts:
             raise LedgerError(f"attempt {attempt} ended as {end}, but is not open")
+        if attempt in self.scoring:
+            raise LedgerError(f"attempt {attempt} ended as {end}, but its reward is still awaited")
         self.open_attempts.remove(attempt)
         self.attempts[end] += 1
         self.tokens[end] += tokens
@@ -92,6 +109,7 @@ class Ledger:
             {end.value: count for end, count in self.tokens.items()},
             sorted(self.open_tasks),
             sorted(self.open_attempts),
+            sorted(self.scoring),
         )
 
     @classmethod
@@ -102,13 +120,18 @@ class Ledger:
         ledger.attempts.update({AttemptEnd(end): count for end, count in state.attempts.items()})
         ledger.tokens.update({AttemptEnd(end): count for end, count in state.tokens.items()})
         ledger.open_tasks, ledger.open_attempts = set(state.open_tasks), set(state.open_attempts)
+        ledger.scoring = set(state.scoring)
         ledger.check()
         return ledger
 
     def summary(self) -> dict[str, dict[str, int]]:
-        """Every state, also those with a count of zero."""
+        """Every state, also those with a count of zero. Attempts that are being scored are open, too."""
         return {
             "tasks": {**{end.value: self.tasks[end] for end in TaskEnd}, "open": len(self.open_tasks)},
-            "attempts": {**{end.value: self.attempts[end] for end in AttemptEnd}, "open": len(self.open_attempts)},
+            "attempts": {
+                **{end.value: self.attempts[end] for end in AttemptEnd},
+                "open": len(self.open_attempts),
+                "scoring": len(self.scoring),
+            },
             "tokens": {end.value: self.tokens[end] for end in AttemptEnd},
         }

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 from rollweave.engines.protocol import Sampling
 from rollweave.fleet.fleet import EngineId, FleetUpdate
 from rollweave.fleet.router import Route
+from rollweave.rewards.dispatch import Scored
 from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory
 
@@ -130,7 +131,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop playing a lease. It is reported all the same, as `aborted` (or as it ended, if that was sooner)."""
+    """Stop playing a lease. It is reported all the same, as `aborted` (or as it ended, if that was sooner).
+
+    If its episode has ended, its reward is not wanted any more: that is not answered.
+    """
 
     lease: str
 
@@ -143,21 +147,34 @@ class Moved:
     route: Route
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Compute the rewards of an ended episode, and answer with `Scored`."""
+
+    attempt: str
+    trajectory: Trajectory | None = None
+    """For a host that did not play it; None: the host has kept it."""
+
+
 @dataclass(slots=True)
 class Report:
     """How a lease ended: every lease is reported once.
 
-    A reward that failed for good leaves the trajectory finished but unscored.
+    Its slot is free from now on. A reward that failed for good leaves the trajectory finished but unscored.
     """
 
     lease: str
     trajectory: Trajectory
     reward_failed: bool = False
     host_died: bool = False
-    """Nobody knows how far it got: said by the dispatcher in the place of a host that is gone."""
+    """How far it got is not known: said by the dispatcher in the place of a host that is gone."""
+    awaited: tuple[str, ...] = ()
+    """The rewards that are still to be computed: the host keeps the trajectory until it is told to (`Score`)."""
+    host: int | None = None
+    """Who played it; written by the dispatcher."""
 
 
-ToHost = Lease | Cancel | FleetUpdate
-ToDriver = Report | Moved
+ToHost = Lease | Cancel | Score | FleetUpdate
+ToDriver = Report | Scored | Moved
 HostLink = Endpoint[ToHost, ToDriver]
 """The driver's end of the link to a host."""

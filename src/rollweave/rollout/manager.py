@@ -1,4 +1,4 @@
-"""EnvManager: plays one lease. Reset, then turn after turn, then the reward, then a report.
+"""EnvManager: plays one lease. Reset, then turn after turn, then a report; rewards that take time come later.
 
 Whatever the environment does wrong ends here, as a typed outcome. An infrastructure failure is never a
 reward: the trajectory is reported as failed and the scheduler issues a fresh attempt.
@@ -12,7 +12,7 @@ one may be cancelled where it stands: it then counts neither as a member nor as 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +25,11 @@ from rollweave.environments.protocol import Environment, Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed, RollweaveError
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.fleet.router import RouteAsk
+from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.link import Lease, Report
 from rollweave.seeds import derive
 from rollweave.tasks import Task
-from rollweave.trajectory import Outcome, Trajectory
+from rollweave.trajectory import Outcome, TokenBuffer, TokenIds, Trajectory
 
 
 class TurnBarrier:
@@ -68,20 +69,24 @@ class TurnBarrier:
 class Dialogue(Protocol):
     """Renders a conversation to tokens, only ever appending."""
 
-    def open(self, observation: Observation) -> list[int]:
+    def open(self, observation: Observation) -> TokenIds:
         """The tokens of the first observation, up to where the answer begins."""
         ...
 
-    def reply(self, observation: Observation, answered_end: bool) -> list[int]:
+    def reply(self, observation: Observation, answered_end: bool) -> TokenIds:
         """The tokens to append after an answer: its end if it was cut short, the next observation."""
         ...
 
-    def ended(self, answer: Sequence[int]) -> bool:
+    def ended(self, answer: TokenIds) -> bool:
         """Whether a sampled answer (or its last span) closed its turn itself."""
         ...
 
 
 class Scores(Protocol):
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        """The rewards that take time to compute. Without any, `score` does not wait for anything."""
+        ...
+
     async def score(self, trajectory: Trajectory) -> None:
         """Fill in `trajectory.rewards`. Raises RewardFailed."""
         ...
@@ -141,7 +146,7 @@ class EnvManager:
         self.trajectory = Trajectory(lease.id, lease.group, lease.member, lease.task, admitted_version=lease.version)
         self.name = f"episode {lease.id}"
         self.cancelled = False
-        self._context: list[int] = []
+        self._context = TokenBuffer()
         """The trajectory's tokens, kept as they come: joining its spans anew every turn is quadratic in turns."""
         # One wait of each kind, entered again each turn. None of them holds on to the manager: a cycle of objects would
         # keep the whole episode in memory until the collector comes by.
@@ -151,7 +156,8 @@ class EnvManager:
         self._interruptible = [self._generation]
 
     async def play(self) -> Report:
-        reward_failed = False
+        """The report of how it ended. Its rewards are in it if they take no time, and in the barrier mode `sync`."""
+        reward_failed, awaited = False, tuple[str, ...]()
         group = None if self.stage.prompt_replication else self.lease.group
         self.stage.proxy.begin(RouteAsk(self.lease.id, self.lease.task.environment, group), self.lease.engine)
         try:
@@ -161,8 +167,12 @@ class EnvManager:
         finally:
             self.stage.proxy.release(self.lease.id)
         if self.trajectory.outcome and self.trajectory.outcome.trainable:
-            reward_failed = not await self._score()
-        return Report(self.lease.id, self.trajectory, reward_failed)
+            awaited = () if self.stage.barrier else self.stage.scorer.awaited(self.trajectory)
+            if not awaited:
+                scored = await score(self.stage, self.trajectory, self.name)
+                scored.fill_in(self.trajectory)
+                reward_failed = scored.failure is not None
+        return Report(self.lease.id, self.trajectory, reward_failed, awaited=awaited)
 
     def cancel(self) -> None:
         """Stop as soon as nobody is hurt: generation at once, an environment in another process after its call.
@@ -219,7 +229,7 @@ class EnvManager:
         ):
             await environment.close()
 
-    async def _take_turn(self, environment: Environment) -> list[int] | None:
+    async def _take_turn(self, environment: Environment) -> TokenIds | None:
         """Answer the open observation and act; the tokens of the next one, or None at the episode's end."""
         if len(self._context) >= self.stage.max_context:
             raise EnvironmentFailed(
@@ -237,7 +247,7 @@ class EnvManager:
         self._go_on()
         return self._after(result)
 
-    def _after(self, result: StepResult) -> list[int] | None:
+    def _after(self, result: StepResult) -> TokenIds | None:
         if result.done:
             self.trajectory.outcome = Outcome.TRUNCATED if result.truncated else Outcome.FINISHED
             return None
@@ -258,7 +268,7 @@ class EnvManager:
             await self._meet(stage.barrier)
         seed = derive(lease.seed, turn)
         request = Request(
-            f"{lease.id}#{turn}", lease.id, self._context.copy(), seed, lease.sampling, lease.task.environment
+            f"{lease.id}#{turn}", lease.id, self._context.view(), seed, lease.sampling, lease.task.environment
         )
         wait = self._generation
         wait.what = f"generation of turn {turn}"
@@ -275,18 +285,15 @@ class EnvManager:
         if stage.barrier:
             await self._meet(stage.barrier)
 
-    def _observe(self, tokens: list[int]) -> None:
+    def _observe(self, tokens: TokenIds) -> None:
         self.trajectory.observe(tokens)
-        if self._context:
-            self._context += tokens
-        else:  # whatever kind of list the dialogue renders to: a simulation counts tokens instead of listing them
-            self._context = tokens.copy()
+        self._context.extend(tokens)
 
     def _answer(self, completion: Completion, seconds: float) -> None:
         self.trajectory.answer(completion.spans, completion.text, completion.finish)
         self.trajectory.turns[-1].generate_seconds = seconds
         for span in completion.spans:
-            self._context += span.tokens
+            self._context.extend(span.tokens)
 
     # ------------------------------------------------------------------------------------------------- the waits
 
@@ -299,12 +306,13 @@ class EnvManager:
         self._interruptible.remove(wait)
         self._go_on()
 
-    async def _score(self) -> bool:
-        """Whether the trajectory could be scored."""
-        try:
-            with self.stage.clock.wait(self.name, "reward", self.stage.deadlines.reward):
-                await self.stage.scorer.score(self.trajectory)
-        except (RewardFailed, DeadlineExceeded) as error:
-            self.trajectory.cause = str(error)
-            return False
-        return True
+
+async def score(stage: Stage, trajectory: Trajectory, who: str) -> Scored:
+    """Compute the rewards of an ended episode, within their deadline."""
+    names = ", ".join(stage.scorer.awaited(trajectory))
+    try:
+        with stage.clock.wait(who, f"reward {names}".rstrip(), stage.deadlines.reward):
+            await stage.scorer.score(trajectory)
+    except (RewardFailed, DeadlineExceeded) as error:
+        return Scored.of(trajectory, failure=str(error))
+    return Scored.of(trajectory)

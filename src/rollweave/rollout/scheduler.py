@@ -1,8 +1,8 @@
 """RolloutScheduler: alone decides what is admitted, what a batch is made of, and where everything ended.
 
-    admit ─▶ lease members ─▶ collect reports into groups ─▶ serve the oldest complete groups
-      ▲            ▲ again, after a failure        │ filtered, failed         │
-      └────────────┴───────────────────────────────┴──────────────────────────┘ whatever ends makes room
+    admit ─▶ lease members ─▶ score what ended ─▶ collect it into groups ─▶ serve the oldest complete groups
+      ▲            ▲ again, after a failure               │ filtered, failed         │
+      └────────────┴──────────────────────────────────────┴──────────────────────────┘ whatever ends makes room
 
 It lives in the driver and owns the ledger; hosts and engines hold nothing that it could not issue again.
 """
@@ -23,6 +23,7 @@ from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.groups import Leasing, RunningGroup
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
 from rollweave.rollout.link import Lease, Report
+from rollweave.rollout.scoring import Scoring
 from rollweave.rollout.staleness import GroupFilter, GroupInLine, SampleBuffer, Selection, StalenessBound
 from rollweave.rollout.state import SchedulerState
 from rollweave.tasks import Cursor
@@ -62,6 +63,7 @@ class RolloutScheduler:
         bound: StalenessBound,
         cursor: Cursor,
         dispatcher: Dispatcher,
+        scoring: Scoring,
         clock: Clock,
         recorder: Emitter,
     ) -> None:
@@ -83,6 +85,7 @@ class RolloutScheduler:
             retry_backoff=plan.retry_backoff,
             one_by_one=plan.prompt_replication,
         )
+        self._scoring = scoring
         self._clock = clock
         self._recorder = recorder
         self._running: dict[int, RunningGroup] = {}
@@ -91,7 +94,8 @@ class RolloutScheduler:
         self._news = asyncio.Event()
         """An episode has ended."""
         self._failures_so_far = 0
-        self._any_success = False
+        self._any_played = False
+        self._any_scored = False
         self._broken: Exception | None = None
 
     # ------------------------------------------------------------------------------------- what pipelines call
@@ -134,7 +138,7 @@ class RolloutScheduler:
         whole = sum(len(group.members) for group in self.buffer.groups.values())
         if self.plan.filter != "none":
             return whole
-        return whole + sum(len(group.finished) for group in self._running.values())
+        return whole + sum(len(group.finished) + len(group.scoring) for group in self._running.values())
 
     def trained(self, batch: Batch) -> None:
         """The train step is done: book its groups and their attempts."""
@@ -221,7 +225,7 @@ class RolloutScheduler:
             outcome=str(trajectory.outcome),
             turns=len(trajectory.turns),
             tokens=trajectory.sampled_tokens,
-            reward=trajectory.reward,
+            reward=None if report.awaited else trajectory.reward,
             version=trajectory.oldest_version,
             reward_failed=report.reward_failed,
             cause=trajectory.cause,
@@ -238,18 +242,27 @@ class RolloutScheduler:
             self._end_failed(trajectory, AttemptEnd.REWARD_FAILED)
             self._lose_member(group, lease.member)
         elif trajectory.outcome is not None and trajectory.outcome.trainable:
-            self._any_success = True
-            group.finished.append(trajectory)
-            self._member_ended(group)
+            self._any_played = True
+            if report.awaited:
+                self._begin_scoring(group, report)
+            else:
+                self._finish_member(group, trajectory)
         else:
             self._end_failed(trajectory, AttemptEnd.INFRA_FAILED)
             self._try_again(group, lease.member)
 
+    def _finish_member(self, group: RunningGroup, trajectory: Trajectory) -> None:
+        self._any_scored = True
+        group.finished.append(trajectory)
+        self._member_ended(group)
+
     def _end_failed(self, trajectory: Trajectory, end: AttemptEnd) -> None:
         self.ledger.end_attempt(trajectory.id, end, trajectory.sampled_tokens)
         self._failures_so_far += 1
-        if not self._any_success and self._failures_so_far >= HOPELESS_ATTEMPTS:
-            kind = RewardFailed if end is AttemptEnd.REWARD_FAILED else EnvironmentFailed
+        unscored = end is AttemptEnd.REWARD_FAILED
+        any_success = self._any_scored if unscored else self._any_played
+        if not any_success and self._failures_so_far >= HOPELESS_ATTEMPTS:
+            kind = RewardFailed if unscored else EnvironmentFailed
             self._break(
                 kind(
                     f"the first {self._failures_so_far} episodes all failed; the last one: {trajectory.cause}\n"
@@ -262,12 +275,15 @@ class RolloutScheduler:
         self._member_ended(group)
 
     def _member_ended(self, group: RunningGroup) -> None:
-        """The group may be complete: with enough members, the others are surplus."""
+        """The group may be complete: with enough members, the others are surplus.
+
+        Enough means scored, not only played: a reward that fails takes its member away, and one of the others steps in.
+        """
         self._news.set()
         if len(group.finished) < self.plan.group_size and not group.ended:
             return
         del self._running[group.id]
-        self._leasing.cancel(group, AttemptEnd.SURPLUS)
+        self._abandon(group, AttemptEnd.SURPLUS)
         whole = group.whole()
         # A lone survivor has nobody to be compared with.
         if len(whole.members) < min(2, self.plan.group_size):
@@ -281,6 +297,42 @@ class RolloutScheduler:
             self._recorder.emit("group.complete", group=group.id, members=len(whole.members))
         self._admit()
         self._changed.set()
+
+    def _abandon(self, group: RunningGroup, cause: AttemptEnd) -> None:
+        """Members that are still played or scored are not wanted any more."""
+        self._leasing.cancel(group, cause)
+        for trajectory in group.scoring.values():
+            self._scoring.forget(trajectory.id)
+            self.ledger.end_scoring(trajectory.id)
+            self.ledger.end_attempt(trajectory.id, cause, trajectory.sampled_tokens)
+
+    # -------------------------------------------------------------------------------------------------- rewards
+
+    def _begin_scoring(self, group: RunningGroup, report: Report) -> None:
+        """The episode has ended and its slot is free; the member is not complete before its reward has come."""
+        trajectory = report.trajectory
+        group.scoring[trajectory.id] = trajectory
+        self.ledger.begin_scoring(trajectory.id)
+        self._news.set()
+        self._scoring.score(trajectory, report.host, report.awaited, self._on_scored)
+
+    def _on_scored(self, trajectory: Trajectory, succeeded: bool) -> None:
+        """Arrives in a callback, as reports do."""
+        if self._leasing.closed:
+            return
+        try:
+            self._book_reward(self._running[trajectory.group], trajectory, succeeded)
+        except Exception as error:  # the boundary between callbacks and whoever waits
+            self._break(error)
+
+    def _book_reward(self, group: RunningGroup, trajectory: Trajectory, succeeded: bool) -> None:
+        del group.scoring[trajectory.id]
+        self.ledger.end_scoring(trajectory.id)
+        if succeeded:
+            self._finish_member(group, trajectory)
+        else:
+            self._end_failed(trajectory, AttemptEnd.REWARD_FAILED)
+            self._lose_member(group, trajectory.member)
 
     # ------------------------------------------------------------------------------------------------ selection
 
@@ -316,14 +368,14 @@ class RolloutScheduler:
     def _discard(self, id: int, cause: AttemptEnd) -> None:
         """The group can no longer be consumed in time."""
         if (group := self._running.pop(id, None)) is not None:
-            self._leasing.cancel(group, cause)
+            self._abandon(group, cause)
         finished = group.finished if group is not None else self.buffer.take(id).members
         self._end_group(id, finished, TaskEnd.DROPPED_STALE, cause)
         self._recorder.emit("group.dropped", group=id, cause=str(cause))
 
     def _requeue(self, group: RunningGroup) -> None:
         """Play the same task again, from the start and under the present weights."""
-        self._leasing.cancel(group, AttemptEnd.STALE)
+        self._abandon(group, AttemptEnd.STALE)
         for trajectory in group.finished:
             self.ledger.end_attempt(trajectory.id, AttemptEnd.STALE, trajectory.sampled_tokens)
         group.begin_again(self.engine_version)
@@ -349,22 +401,25 @@ class RolloutScheduler:
         )
 
     def restore(self, state: SchedulerState) -> None:
-        """Go on from a checkpoint: what was finished is kept, what was under way is played again."""
+        """Go on from a checkpoint: finished members are kept, rewards under way are asked for again, episodes too."""
         self.engine_version = self.next_step = state.version
         self.cursor.position = state.cursor
         self.ledger = Ledger.restore(state.ledger, self._recorder)
         for whole in state.buffered:
             self.buffer.put(whole)
         self._filter.kept_lately.extend(state.kept_lately)
-        self._any_success = bool(state.version)
+        self._any_played = self._any_scored = bool(state.version)
         members = self.plan.group_size + self.plan.redundant_members
         for group in state.open:
             task = self.cursor.source.task(group.id)
             self._running[group.id] = RunningGroup.from_state(group, task, members)
-        kept = [group.members for group in state.buffered] + [group.finished for group in state.open]
+        kept = [group.members for group in state.buffered]
+        kept += [group.finished + group.scoring for group in state.open]
         for attempt in sorted(self.ledger.open_attempts - {member.id for members in kept for member in members}):
             self.ledger.end_attempt(attempt, AttemptEnd.ABORTED, 0)
         for running in self._running.values():
+            for trajectory in running.scoring.values():
+                self._scoring.score(trajectory, None, (), self._on_scored)
             self._issue(running, running.unfinished)
 
     # -------------------------------------------------------------------------------------------------- helpers
@@ -377,7 +432,7 @@ class RolloutScheduler:
         have, need = len(self.buffer), self.bound.groups_per_step
         if have >= need and self._running:
             oldest = min(self._running.values(), key=lambda group: (group.version, group.id))
-            return f"group {oldest.id}, which may not get any older: member {_some(oldest.unfinished)} still plays"
+            return f"group {oldest.id}, which may not get any older: {_under_way(oldest)}"
         return f"batch {step}: {have} of {need} groups"
 
     def _check_staleness(self, batch: Batch) -> None:
@@ -387,6 +442,12 @@ class RolloutScheduler:
             raise LedgerError(
                 f"step {batch.step}: the staleness bound (alpha) {self.bound.alpha:g} is exceeded: {sorted(staleness)}"
             )
+
+
+def _under_way(group: RunningGroup) -> str:
+    if group.unfinished:
+        return f"member {_some(group.unfinished)} still plays"
+    return f"member {_some([trajectory.member for trajectory in group.scoring.values()])} is being scored"
 
 
 def _some(members: list[int]) -> str:

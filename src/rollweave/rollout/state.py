@@ -2,13 +2,36 @@
 
 Everything here is plain data: numbers, names, and the trajectories of finished members, with every token's version
 and log-prob. Tasks of open groups are not kept: a group's number is its position in the task source.
+
+On disk it is a small JSON and a sidecar: all arrays of one type lie end to end, and the JSON says which stretch of them
+belongs where. The control plane only lays them together; whoever writes the checkpoint's other files writes these too.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter
+
+from rollweave.errors import RunFolderError
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.trajectory import Group, Trajectory
+
+FORMAT = 2
+"""Of the JSON. In format 1, tokens and log-probs were lists in it."""
+
+STRETCHES = {"int32": "tokens", "float32": "logprobs"}
+"""The sidecar's array for each type."""
+
+MARK = "rollweave.array"
+"""The only key of an object that stands in the JSON for a stretch of the sidecar."""
+
+State = TypeVar("State")
 
 
 @dataclass(slots=True)
@@ -20,11 +43,13 @@ class LedgerState:
     tokens: dict[str, int] = field(default_factory=dict)
     open_tasks: list[int] = field(default_factory=list)
     open_attempts: list[str] = field(default_factory=list)
+    scoring: list[str] = field(default_factory=list)
+    """Those of them whose reward is being computed."""
 
 
 @dataclass(slots=True)
 class OpenGroup:
-    """A group that was being played: its finished members are kept, the others are leased again."""
+    """A group that was being played: members that are finished or being scored are kept, the others leased again."""
 
     id: int
     version: int
@@ -36,6 +61,8 @@ class OpenGroup:
     finished: list[Trajectory]
     lost: list[int]
     """Members that have ended for good without a trajectory."""
+    scoring: list[Trajectory] = field(default_factory=list)
+    """Members whose reward was being computed: it is computed again."""
 
 
 @dataclass(slots=True)
@@ -50,3 +77,62 @@ class SchedulerState:
     open: list[OpenGroup] = field(default_factory=list)
     kept_lately: list[bool] = field(default_factory=list)
     """What the filter made of the last groups."""
+
+
+class _Sidecar:
+    """Takes arrays out of what is written as JSON, and leaves a mark in their place."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in STRETCHES.values()}
+        self._ends = dict.fromkeys(self._parts, 0)
+
+    def take(self, value: Any) -> Any:
+        """The mark of an array. What neither JSON nor the sidecar has a word for, in a user's data, becomes text."""
+        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.name not in STRETCHES:
+            return str(value)
+        name = STRETCHES[value.dtype.name]
+        start = self._ends[name]
+        end = self._ends[name] = start + len(value)
+        self._parts[name].append(value)
+        return {MARK: [name, start, end]}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {name: np.concatenate([np.empty(0, dtype), *self._parts[name]]) for dtype, name in STRETCHES.items()}
+
+
+def adapter(kind: type[State]) -> TypeAdapter[State]:
+    """What `pack` and `unpack` need to know of a type."""
+    # As one of a union, because pydantic takes a configuration for a dataclass only from that class itself.
+    exact = ConfigDict(arbitrary_types_allowed=True, ser_json_inf_nan="constants")
+    return TypeAdapter(kind | None, config=exact)  # type: ignore[arg-type]
+
+
+def pack(known: TypeAdapter[State], state: State) -> DriverFiles:
+    """Exact: floats as Python writes them, infinities too."""
+    sidecar = _Sidecar()
+    plain = known.dump_python(state, mode="json", fallback=sidecar.take)
+    return DriverFiles(json.dumps({"format": FORMAT, **plain}), sidecar.arrays())
+
+
+def unpack(known: TypeAdapter[State], files: DriverFiles) -> State:
+    """Raises RunFolderError for another format, ValueError for what is no state at all."""
+    plain = json.loads(files.text)
+    written = plain.pop("format", 1)
+    if written != FORMAT:
+        raise RunFolderError(
+            f"this run was saved by another version of Rollweave (its checkpoints have format {written}, this version "
+            f"reads format {FORMAT}): continue it with the version that began it, or start a new run with --out"
+        )
+    return known.validate_python(_restore(plain, files.arrays))
+
+
+def _restore(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """The same with arrays where their marks are."""
+    if isinstance(value, list):
+        return [_restore(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {MARK}:
+        name, start, end = value[MARK]
+        return arrays[name][start:end]
+    return {key: _restore(item, arrays) for key, item in value.items()}

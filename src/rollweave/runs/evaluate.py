@@ -19,6 +19,7 @@ from rollweave.observability.events import Recorder
 from rollweave.pipelines.assemble import greedy
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.evaluation import Evaluation, Evaluator
+from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.training.checkpoint import newest
 from rollweave.weights.store import MemoryStore
@@ -86,8 +87,9 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
     dispatcher = Dispatcher.of(job.rollout, fleet)
     async with start_players(blueprint, fleet, dispatcher, clock, MemoryStore()):
         recorder, rollout = Recorder(clock.now), job.rollout
+        scoring = Scoring(HostBackend(dispatcher, recorder, rollout.max_retries), recorder)
         evaluator = Evaluator(
-            held_out, sampling, dispatcher, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
+            held_out, sampling, dispatcher, scoring, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
         )
         evaluator.start(0)
         evaluation = await evaluator.result()

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rollweave.config.job import Job
-from rollweave.errors import ConfigError
+from rollweave.errors import ConfigError, RunFolderError
 from rollweave.observability import jsonl
 from rollweave.pipelines.checkpoints import DriverState, LogMark
 from rollweave.runs.folder import RunFolder
@@ -87,8 +87,10 @@ def find(folder: RunFolder) -> Start:
 def _read(path: Path, folder: RunFolder) -> tuple[DriverState | None, str | None]:
     try:
         driver = DriverState.load(checkpoint.read_driver(path))
+    except RunFolderError as error:
+        raise RunFolderError(f"{folder.path}: {error}") from None
     except (ValidationError, ValueError):
-        return None, f"{checkpoint.DRIVER} is of another version of Rollweave"
+        return None, f"{checkpoint.DRIVER} cannot be read"
     if driver.scheduler.version != checkpoint.step_of(path):
         return None, f"{checkpoint.DRIVER} is of version {driver.scheduler.version}"
     for name, mark in driver.logs.items():

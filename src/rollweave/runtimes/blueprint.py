@@ -22,7 +22,7 @@ from rollweave.environments.protocol import MakeEnvironment
 from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
-from rollweave.rewards.scorer import NamedReward, Scorer
+from rollweave.rewards.scorer import NamedReward, Scorer, call_in_thread, call_on_loop
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.manager import Stage
 from rollweave.training.protocol import Trainer
@@ -80,7 +80,8 @@ class Blueprint:
             environments = EnvironmentPool(environments, rollout.environments_per_process)
         if slow := latencies(self.job.environment):
             environments = LateEnvironments(environments, slow, clock)
-        scorer = Scorer(self.job.rewards, Path(), self.rewards)
+        call_plain = call_on_loop if clock.is_virtual else call_in_thread
+        scorer = Scorer(self.job.rewards, Path(), self.rewards, call_plain)
         return Stage.of(self.job.control, clock, proxy, environments, ChatFormat.of(self.policy), scorer)
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollweave.clock import Clock
+from rollweave.clock import Clock, VirtualLoop
 from rollweave.config.job import InlineRuntime, RayRuntime
 from rollweave.engines.loop import EngineLoop, StepSeconds
 from rollweave.environments.isolation import EnvironmentPool
@@ -25,6 +25,7 @@ from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.runtimes.blueprint import Blueprint, cores
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
@@ -53,9 +54,12 @@ class InlineTrainer:
         with self._clock.blocked():
             return self._store.push(version, self._core.weights())
 
-    async def save(self, folder: Path, driver: str) -> None:
-        with self._clock.blocked():
+    async def save(self, folder: Path, driver: DriverFiles) -> None:
+        """In a thread, so that episodes go on meanwhile. The virtual clock knows no threads: there the loop waits."""
+        if isinstance(self._clock.loop, VirtualLoop):
             self._core.save(folder, driver)
+        else:
+            await asyncio.to_thread(self._core.save, folder, driver)
 
     async def load(self, folder: Path) -> None:
         self._core.load(folder)

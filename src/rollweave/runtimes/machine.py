@@ -153,8 +153,8 @@ def only_one(folder: Path) -> Iterator[None]:
             file.seek(0)
             owner = file.read().strip() or "unknown"
             raise DaemonRunning(
-                f"{folder} is in use by another daemon (process {owner}); look at it with `rollweave cluster status`, "
-                "end it with `rollweave cluster stop`, or give this one another folder with --state"
+                f"{folder} is in use by another daemon (process {owner}); look at it with `rollweave daemon status`, "
+                "end it with `rollweave daemon stop`, or give this one another folder with --state"
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))

@@ -30,6 +30,7 @@ from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.errors import EngineGone, WorkerDied, first_cause
 from rollweave.observability.events import Emitter
 from rollweave.rollout.link import Packet
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
@@ -265,7 +266,7 @@ class RayTrainer:
         published: Fingerprint = await self._call("publish", version)
         return published
 
-    async def save(self, folder: Path, driver: str) -> None:
+    async def save(self, folder: Path, driver: DriverFiles) -> None:
         with self._clock.wait("driver", f"checkpoint {folder.name}", self._deadlines.train_step):
             await self._call("save", folder, driver)
 

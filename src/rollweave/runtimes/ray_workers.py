@@ -28,6 +28,7 @@ from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Packet
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.ray_clients import Mishaps, Orders, RayEngineClient
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
@@ -140,7 +141,7 @@ class TrainerWorker:
     def publish(self, version: int) -> Fingerprint:
         return self._store.push(version, self._core.weights())
 
-    def save(self, folder: Path, driver: str) -> None:
+    def save(self, folder: Path, driver: DriverFiles) -> None:
         self._core.save(folder, driver)
 
     def load(self, folder: Path) -> None:

@@ -74,10 +74,10 @@ def gigpo(group: Group, config: GiGPOAdvantage) -> list[list[float]]:
     """
     episodes = standardised([member.reward for member in group.members], config.normalise)
     returns = [turn_returns(member, config.gamma) for member in group.members]
-    alike: defaultdict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+    alike: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
     for m, member in enumerate(group.members):
         for t, turn in enumerate(member.turns):
-            alike[tuple(turn.observation.tokens)].append((m, t))
+            alike[turn.observation.tokens.tobytes()].append((m, t))
     credit = [[episode] * len(member.turns) for episode, member in zip(episodes, group.members, strict=True)]
     for places in alike.values():
         steps = standardised([returns[m][t] for m, t in places], config.normalise)

@@ -3,6 +3,7 @@
     checkpoints/step-12/config.json, model.safetensors, tokenizer.json, ...
     checkpoints/step-12/state/trainer.pt       optimiser and version
     checkpoints/step-12/state/driver.json      the control plane: ledgers, cursor, groups not trained yet
+    checkpoints/step-12/state/driver.npz       their tokens and log-probs
     checkpoints/step-12/state/manifest.json    size and digest of every other file
 
 A checkpoint appears all at once (`atomic_folder`), so a folder called `step-N` was complete when it was made; the
@@ -16,20 +17,38 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rollweave.errors import RunFolderError
 from rollweave.policies.atomic import PARTIAL, atomic_folder
 
 STATE = Path("state")
 DRIVER = STATE / "driver.json"
+SIDECAR = STATE / "driver.npz"
 MANIFEST = STATE / "manifest.json"
 ASIDE = "set-aside-"
 _NAME = re.compile(r"step-(\d+)")
 
 
-def write(folder: Path, fill: Callable[[Path], None], driver: str = "{}") -> None:
+@dataclass(frozen=True, slots=True, eq=False)
+class DriverFiles:
+    """What a checkpoint keeps of the control plane: a small text, and the arrays that the text names by their place."""
+
+    text: str = "{}"
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+NO_DRIVER = DriverFiles()
+"""Of a trainer that works without a control plane."""
+
+
+def write(folder: Path, fill: Callable[[Path], None], driver: DriverFiles = NO_DRIVER) -> None:
     """Let `fill` write a new checkpoint. It exists completely or not at all, and earlier ones are not changed."""
     if folder.exists():
         raise RunFolderError(f"checkpoint {folder} exists already and is never overwritten; choose another folder")
@@ -37,7 +56,8 @@ def write(folder: Path, fill: Callable[[Path], None], driver: str = "{}") -> Non
         with atomic_folder(folder) as partial:
             fill(partial)
             (partial / STATE).mkdir(exist_ok=True)
-            (partial / DRIVER).write_text(driver, encoding="utf-8")
+            (partial / DRIVER).write_text(driver.text, encoding="utf-8")
+            np.savez(partial / SIDECAR, **driver.arrays)  # type: ignore[arg-type]
             (partial / MANIFEST).write_text(json.dumps(_manifest(partial), indent=1), encoding="utf-8")
     except OSError as error:
         raise RunFolderError(
@@ -46,8 +66,12 @@ def write(folder: Path, fill: Callable[[Path], None], driver: str = "{}") -> Non
         ) from error
 
 
-def read_driver(folder: Path) -> str:
-    return (folder / DRIVER).read_text(encoding="utf-8")
+def read_driver(folder: Path) -> DriverFiles:
+    text = (folder / DRIVER).read_text(encoding="utf-8")
+    if not (folder / SIDECAR).exists():  # of an older version; its text says so too
+        return DriverFiles(text)
+    with np.load(folder / SIDECAR, allow_pickle=False) as arrays:
+        return DriverFiles(text, dict(arrays))
 
 
 def damage(folder: Path) -> str | None:

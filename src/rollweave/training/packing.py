@@ -8,27 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rollweave.errors import UntrainableBatch
 from rollweave.policies.forward import fill_rows, pad_rows
-from rollweave.trajectory import Batch, Span, Trajectory, Transform
+from rollweave.trajectory import Batch, Logprobs, Span, TokenIds, Trajectory, Transform
 
 
 @dataclass(slots=True)
 class PackedRow:
     """One trajectory, ready to be packed: all its tokens, and the data of the sampled ones."""
 
-    tokens: list[int]
+    tokens: TokenIds
     group: int
-    columns: list[int] = field(default_factory=list)
-    behaviour: list[float] = field(default_factory=list)
-    temperature: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    segments: list[int] = field(default_factory=list)
+    columns: NDArray[np.int64]
+    behaviour: Logprobs
+    temperature: NDArray[np.float32]
+    versions: NDArray[np.int64]
+    segments: NDArray[np.int64]
     """The segment of each token, from 0. A segment is the tokens of one answer that one version drew."""
     advantage: list[float] = field(default_factory=list)
     before: list[float] | None = None
@@ -74,35 +77,48 @@ def micro_batches(rows: Sequence[PackedRow], weights: Sequence[float], budget: i
 
 
 def _row(trajectory: Trajectory) -> PackedRow:
-    row = PackedRow([], trajectory.group)
-    last: tuple[int, int] | None = None
+    sampled: list[_SampledPart] = []
+    end = 0
     for number, turn in enumerate(trajectory.turns):
-        row.tokens.extend(turn.observation.tokens)
+        end += len(turn.observation.tokens)
         for span in turn.answer:
-            if span.version is not None and span.tokens:
-                if not row.tokens:
+            if span.version is not None and len(span.tokens):
+                if not end:
                     raise UntrainableBatch(
                         f"trajectory {trajectory.id} begins with a sampled token: nothing predicts it"
                     )
-                _append(row, span, span.version, starts=(number, span.version) != last)
-                last = number, span.version
-            row.tokens.extend(span.tokens)
-    return row
+                sampled.append(_SampledPart(number, end, span, span.version))
+            end += len(span.tokens)
+    lengths = [len(part.span.tokens) for part in sampled]
+    comparable = [_comparable(part.span) for part in sampled]
+    return PackedRow(
+        tokens=trajectory.tokens(),
+        group=trajectory.group,
+        columns=np.concatenate([np.arange(p.start, p.start + n) for p, n in zip(sampled, lengths, strict=True)]),
+        behaviour=np.concatenate([logprobs for logprobs, _ in comparable]),
+        temperature=np.repeat(np.array([heat for _, heat in comparable], np.float32), lengths),
+        versions=np.repeat(np.array([part.version for part in sampled]), lengths),
+        segments=np.repeat(np.array(_segments(sampled)), lengths),
+    )
 
 
-def _append(row: PackedRow, span: Span, version: int, *, starts: bool) -> None:
-    """Add the data of a sampled span's tokens to the row. `starts` says whether the span starts a new segment."""
-    length = len(span.tokens)
-    logprobs, temperature = _comparable(span)
-    segment = (row.segments[-1] + starts) if row.segments else 0
-    row.columns.extend(range(len(row.tokens), len(row.tokens) + length))
-    row.behaviour.extend(logprobs)
-    row.temperature.extend([temperature] * length)
-    row.versions.extend([version] * length)
-    row.segments.extend([segment] * length)
+class _SampledPart(NamedTuple):
+    turn: int
+    start: int
+    """The place of its first token in the row."""
+    span: Span
+    version: int
 
 
-def _comparable(span: Span) -> tuple[list[float], float]:
+def _segments(sampled: Sequence[_SampledPart]) -> list[int]:
+    """The segment of each part: what one version drew in one answer, even where its span was cut."""
+    numbers = [0]
+    for before, part in pairwise(sampled):
+        numbers.append(numbers[-1] + ((part.turn, part.version) != (before.turn, before.version)))
+    return numbers
+
+
+def _comparable(span: Span) -> tuple[Logprobs, float]:
     """The engine's log-probs with which the trainer can compare its own, and their temperature (see `losses`)."""
     assert span.logprobs is not None and span.raw_logprobs is not None and span.transform is not None  # Batch.check
     if cuts_support(span.transform):
@@ -118,22 +134,22 @@ def cuts_support(transform: Transform) -> bool:
 def _micro_batch(rows: list[PackedRow], weights: list[float]) -> MicroBatch:
     counts = torch.tensor([len(row.columns) for row in rows])
 
-    def flat(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor([value for row in rows for value in getattr(row, name)], dtype=dtype)
+    def flat(name: str, dtype: type[np.generic] = np.float32) -> Tensor:
+        return torch.from_numpy(np.concatenate([np.asarray(getattr(row, name), dtype) for row in rows]))
 
     def known(name: str) -> Tensor | None:
         return None if any(getattr(row, name) is None for row in rows) else flat(name)
 
-    firsts = torch.tensor([0, *accumulate(row.segments[-1] + 1 for row in rows)][:-1])
+    firsts = torch.tensor([0, *accumulate(int(row.segments[-1]) + 1 for row in rows)][:-1])
     return MicroBatch(
         members=rows,
         tokens=pad_rows([row.tokens for row in rows]),
         rows=torch.arange(len(rows)).repeat_interleave(counts),
-        columns=flat("columns", torch.long),
+        columns=flat("columns", np.int64),
         behaviour=flat("behaviour"),
         temperature=flat("temperature"),
-        versions=flat("versions", torch.long),
-        segments=flat("segments", torch.long) + firsts.repeat_interleave(counts),
+        versions=flat("versions", np.int64),
+        segments=flat("segments", np.int64) + firsts.repeat_interleave(counts),
         advantage=flat("advantage"),
         weight=torch.tensor(weights, dtype=torch.float32).repeat_interleave(counts),
         before=known("before"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
 
@@ -22,10 +23,10 @@ class Trainer(Protocol):
         """Push the current weights to the weight store as `version`, and return their digests."""
         ...
 
-    async def save(self, folder: Path, driver: str) -> None:
+    async def save(self, folder: Path, driver: DriverFiles) -> None:
         """Write a checkpoint, completely or not at all: a Hugging Face folder plus `state/`.
 
-        `driver` is the control plane's state as JSON; it goes to `state/driver.json`.
+        `driver` is the control plane's state; it goes to `state/driver.json` and `state/driver.npz`.
         """
         ...
 

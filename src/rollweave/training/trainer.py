@@ -205,7 +205,7 @@ class TorchTrainer:
                 found[name] = tensor.detach()
         return found
 
-    def save(self, folder: Path, driver: str = "{}") -> None:
+    def save(self, folder: Path, driver: checkpoint.DriverFiles = checkpoint.NO_DRIVER) -> None:
         """Write a checkpoint, completely or not at all; `driver` is the control plane's part of it."""
         checkpoint.write(folder, self._fill, driver)
 

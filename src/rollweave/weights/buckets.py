@@ -7,6 +7,9 @@ checksum of the whole, which does not depend on how it was cut.
     tensors  | embed_tokens            | layers.0.q_proj | layers.0.k_proj | ...
     buckets  |---- 0 ----|---- 1 ----|---- 2 ----|---- 3 ...
 
+A tensor is bytes and the name of their type. Neither the store nor the digests look inside the bytes: NumPy has no
+bfloat16 and no float8, and such weights travel all the same. Only the engine that receives them makes tensors of them.
+
 The checksum by which trainer, store and engines agree on which weights they hold.
 
 Every tensor is read as 64-bit words in blocks; a block's digest is the wrapping sum of its words, each times an odd
@@ -23,7 +26,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -34,14 +36,36 @@ from rollweave.errors import RollweaveError
 BLOCK_WORDS = 1 << 14
 BLOCK_BYTES = 8 * BLOCK_WORDS
 
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawTensor:
+    """A tensor as it travels."""
+
+    dtype: str
+    """As torch and NumPy call it: `float32`, `bfloat16`, `float8_e4m3fn`."""
+    shape: tuple[int, ...]
+    data: Bytes
+
+    @classmethod
+    def of(cls, tensor: Any) -> RawTensor:
+        """Of a torch tensor or a NumPy array: a view of its bytes where they are contiguous, else a copy."""
+        if isinstance(tensor, np.ndarray):
+            return cls(str(tensor.dtype), tensor.shape, np.ascontiguousarray(tensor).reshape(-1).view(np.uint8))
+        import torch
+
+        data: Bytes = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
+
 
 def checksum(tensors: Mapping[str, Any]) -> str:
     """A digest of names and contents (torch tensors or numpy arrays), whatever the order of the mapping."""
     digest = hash_of_blocks()
     for name in sorted(tensors):
-        array = as_array(tensors[name])
-        digest.update(header(name, str(array.dtype), array.shape))
-        digest.update(block_digests(array).tobytes())
+        tensor = RawTensor.of(tensors[name])
+        digest.update(header(name, tensor.dtype, tensor.shape))
+        digest.update(block_digests(tensor.data).tobytes())
     return digest.hexdigest()
 
 
@@ -54,9 +78,8 @@ def header(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
     return f"{name} {dtype} {shape} ".encode()
 
 
-def block_digests(array: NDArray[Any]) -> NDArray[np.uint64]:
+def block_digests(flat: Bytes) -> NDArray[np.uint64]:
     """One number per block of 128 KiB; the last block may be shorter."""
-    flat = as_bytes(array)
     whole = flat.size // 8 * 8
     words = flat[:whole].view(np.uint64)
     if whole < flat.size:
@@ -70,18 +93,6 @@ def block_digests(array: NDArray[Any]) -> NDArray[np.uint64]:
         last = words[full:] @ multipliers[: words.size - full]
         digests = np.append(digests, last)
     return digests
-
-
-def as_array(tensor: Any) -> NDArray[Any]:
-    if isinstance(tensor, np.ndarray):
-        return tensor
-    array: NDArray[Any] = tensor.detach().cpu().numpy()
-    return array
-
-
-def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """A view where the array is contiguous, else a copy."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 @cache
@@ -117,9 +128,8 @@ class Fingerprint:
 ALIGNMENT = 64
 """Of every tensor's first byte, as copies like it."""
 
-Bytes = NDArray[np.uint8]
-Into = Callable[[str, Any], None]
-"""Takes a tensor (its Hugging Face name, a torch tensor or numpy array). It must be copied before the call returns."""
+Into = Callable[[str, RawTensor], None]
+"""Takes a tensor (its Hugging Face name, its bytes). They must be copied before the call returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +140,11 @@ class Placed:
     dtype: str
     shape: tuple[int, ...]
     start: int
+    size: int
+    """In bytes."""
 
-    @property
-    def size(self) -> int:
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
-
-    def view(self, flat: Bytes) -> NDArray[Any]:
-        return flat[self.start : self.start + self.size].view(self.dtype).reshape(self.shape)
+    def view(self, flat: Bytes) -> RawTensor:
+        return RawTensor(self.dtype, self.shape, flat[self.start : self.start + self.size])
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +171,17 @@ class Manifest:
 
 def pack(version: int, tensors: Mapping[str, Any], bucket_bytes: int, write: Callable[[Bytes], object]) -> Manifest:
     """Write a version's bytes in order. Digests are of what the trainer holds, not of what was written."""
-    arrays = {name: as_array(tensors[name]) for name in sorted(tensors)}
-    layout = _lay_out(arrays)
-    sources = {name: as_bytes(array) for name, array in arrays.items()}
+    sources = {name: RawTensor.of(tensors[name]) for name in sorted(tensors)}
+    layout = _lay_out(sources)
     tally = _Tally()
     written = 0
     for bucket in _cut(layout, bucket_bytes):
         for piece in bucket:
             if gap := piece.tensor.start + piece.first - written:
                 write(np.zeros(gap, np.uint8))
-            write(sources[piece.tensor.name][piece.first : piece.last])
+            write(sources[piece.tensor.name].data[piece.first : piece.last])
             written = piece.tensor.start + piece.last
-        tally.add(bucket, lambda piece: sources[piece.tensor.name][piece.first : piece.last])
+        tally.add(bucket, lambda piece: sources[piece.tensor.name].data[piece.first : piece.last])
     return Manifest(tally.fingerprint(version), tuple(layout), bucket_bytes)
 
 
@@ -197,12 +204,12 @@ def unpack(manifest: Manifest, flat: Bytes, into: Into) -> Fingerprint:
     return tally.fingerprint(pushed.version)
 
 
-def _lay_out(arrays: Mapping[str, NDArray[Any]]) -> list[Placed]:
+def _lay_out(tensors: Mapping[str, RawTensor]) -> list[Placed]:
     layout, end = [], 0
-    for name, array in arrays.items():
+    for name, tensor in tensors.items():
         start = -(-end // ALIGNMENT) * ALIGNMENT
-        layout.append(Placed(name, str(array.dtype), array.shape, start))
-        end = start + array.nbytes
+        layout.append(Placed(name, tensor.dtype, tensor.shape, start, tensor.data.size))
+        end = start + tensor.data.size
     return layout
 
 

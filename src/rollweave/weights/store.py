@@ -123,7 +123,7 @@ class SharedMemoryStore:
         digests, tensors = found["fingerprint"], found["tensors"]
         return found["data"], Manifest(
             Fingerprint(digests["version"], digests["checksum"], tuple(digests["buckets"])),
-            tuple(Placed(t["name"], t["dtype"], tuple(t["shape"]), t["start"]) for t in tensors),
+            tuple(Placed(t["name"], t["dtype"], tuple(t["shape"]), t["start"], t["size"]) for t in tensors),
             found["bucket_bytes"],
         )
 

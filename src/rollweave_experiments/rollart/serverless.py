@@ -7,7 +7,7 @@ from statistics import fmean
 
 from rollweave.clock import Clock, run_virtual
 from rollweave.config.scenario import Scenario
-from rollweave.simulation.hardware.judge import JudgeUse
+from rollweave.rewards.scaling import InstanceUse
 from rollweave.simulation.hardware.machines import make_judge
 from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.simulate import run, scenario
@@ -33,7 +33,7 @@ def job(pools: list[Data], seed: int, small: bool) -> Scenario:
     )
 
 
-async def together(scenarios: list[Scenario], clock: Clock) -> tuple[list[SimulationResult], JudgeUse]:
+async def together(scenarios: list[Scenario], clock: Clock) -> tuple[list[SimulationResult], InstanceUse]:
     """Run all jobs on one clock with one judge."""
     judge = make_judge(scenarios[0], clock)
     assert judge is not None
@@ -42,7 +42,7 @@ async def together(scenarios: list[Scenario], clock: Clock) -> tuple[list[Simula
     return [one.result() for one in running], judge.use()
 
 
-def _on_one_clock(scenarios: list[Scenario]) -> tuple[list[SimulationResult], JudgeUse]:
+def _on_one_clock(scenarios: list[Scenario]) -> tuple[list[SimulationResult], InstanceUse]:
     return run_virtual(lambda clock: together(scenarios, clock))
 
 

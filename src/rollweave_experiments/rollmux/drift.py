@@ -5,12 +5,12 @@ from __future__ import annotations
 from rollweave.mux.baselines.setups import setup
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.simulation.jobs import JobMix, draw_jobs
-from rollweave.mux.simulation.reality import Drift, Reality
-from rollweave.mux.simulation.replay import Replay, ReplayResult
+from rollweave.mux.simulation.replay import ReplayResult
 from rollweave.mux.simulation.trace import TraceJob, generate
 from rollweave.seeds import generator
 from rollweave_experiments.claims.rollmux import DRIFT
 from rollweave_experiments.frame import Experiment, Measurement
+from rollweave_experiments.rollmux.reality import Drift, Reality, RealReplay
 
 CURVE = {197.0: 0.5, 300.0: 1.5, 419.0: 4.0}
 """The growth at factor 1 of a 7B, 14B and 32B model; the key is the seconds that a move of the model takes."""
@@ -39,7 +39,7 @@ def _replay(policy: str, trace: list[TraceJob], factors: tuple[float, ...], seed
     jobs = draw_jobs(trace, JobMix(), seed)
     reality = Reality(drifts=_drifts(jobs, factors, seed), every_s=OBSERVED_EVERY_S)
     arrivals = [(line.submit_s, job) for line, job in zip(trace, jobs, strict=True)]
-    return Replay(chosen.decider, chosen.state, reality=reality).run(arrivals)
+    return RealReplay(chosen.decider, chosen.state, reality=reality).run(arrivals)
 
 
 def _drifts(jobs: list[MuxJob], factors: tuple[float, ...], seed: int) -> dict[str, Drift]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rollweave.mux.baselines.gavel import best_shares
 from rollweave.mux.model.group import CoGroup
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.period import meta_period
 from rollweave.mux.model.state import ClusterState
-from rollweave.mux.simulation.reality import Migration, migrated_period
+from rollweave_experiments.baselines.gavel import best_shares
 from rollweave_experiments.claims.rollmux import MICRO
 from rollweave_experiments.frame import Experiment, Measurement
+from rollweave_experiments.rollmux.reality import Migration, migrated_period
 from rollweave_experiments.rollmux.types import TYPES, Type, group
 
 A, C, D, E = (TYPES[name] for name in "ACDE")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rollweave.mux.model.period import meta_period
-from rollweave.mux.simulation.reality import Migration, migrated_period
 from rollweave_experiments.claims.rollmux import MIGRATION
 from rollweave_experiments.frame import Experiment, Measurement
+from rollweave_experiments.rollmux.reality import Migration, migrated_period
 from rollweave_experiments.rollmux.types import TYPES, Type, group
 
 SHORT = Type(86, 68, "7B")

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 from rollweave.mux.baselines.setups import setup
 from rollweave.mux.model.job import MuxJob
-from rollweave.mux.simulation.reality import Migration, Reality
-from rollweave.mux.simulation.replay import Replay, ReplayResult
+from rollweave.mux.simulation.replay import ReplayResult
 from rollweave.seeds import generator
 from rollweave_experiments.claims.rollmux import TESTBED
 from rollweave_experiments.frame import Experiment, Measurement, Plot
+from rollweave_experiments.rollmux.reality import Migration, Reality, RealReplay
 from rollweave_experiments.rollmux.types import TYPES
 
 JOBS, SPAN_H, MEAN_H, SPREAD = 200, 370.2 - 27.9, 27.9, 1.0
@@ -76,7 +76,7 @@ def _compare(types: str, jobs: int, seed: int) -> dict[str, ReplayResult]:
 def _replay(policy: str, types: str, jobs: int, seed: int) -> ReplayResult:
     chosen = setup(policy, seed)
     arrivals = [(at, chosen.prepare(job)) for at, job in _draw(types, jobs, generator(seed, "mux", "testbed", types))]
-    return Replay(chosen.decider, chosen.state, reality=Reality(Migration())).run(arrivals)
+    return RealReplay(chosen.decider, chosen.state, reality=Reality(Migration())).run(arrivals)
 
 
 def _draw(types: str, jobs: int, draw: random.Random) -> list[tuple[float, MuxJob]]:

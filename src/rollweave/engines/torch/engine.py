@@ -22,12 +22,12 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rollweave.config.control import InFlight
@@ -37,8 +37,8 @@ from rollweave.engines.torch.sampling import Decoder, draw, finish_of, text_of
 from rollweave.engines.torch.weights import Architecture, FusedWeights, rope_table
 from rollweave.errors import ModelError
 from rollweave.policies.forward import load_model
-from rollweave.trajectory import Span
-from rollweave.weights.buckets import Fingerprint, Into, checksum
+from rollweave.trajectory import Span, TokenBuffer, TokenIds, Transform, logprob_array, token_ids
+from rollweave.weights.buckets import Fingerprint, Into, RawTensor, checksum
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Context:
     """The tokens of one trajectory and how far the cache has followed them."""
 
     trajectory: str
-    tokens: list[int] = field(default_factory=list)
+    tokens: TokenBuffer = field(default_factory=TokenBuffer)
     slot: int | None = None
     computed: int = 0
     """Leading tokens whose keys and values are in the slot."""
@@ -58,10 +58,10 @@ class Context:
     """Has a request, waiting or running."""
     released: bool = False
 
-    def rewrite(self, tokens: list[int]) -> None:
+    def rewrite(self, tokens: TokenIds) -> None:
         """Continue from these tokens, keeping what they share with the old ones."""
-        shared = _common_prefix(self.tokens, tokens)
-        self.tokens = list(tokens)
+        shared = _common_prefix(self.tokens.view(), tokens)
+        self.tokens = TokenBuffer(tokens)
         self.seen = min(self.seen, shared)
         # The last token is always computed: its logits are what a request asks for.
         self.computed = min(self.computed, shared, len(tokens) - 1)
@@ -139,20 +139,41 @@ class SlotTable:
             context.computed = 0
 
 
-def _common_prefix(a: list[int], b: list[int]) -> int:
+def _common_prefix(a: TokenIds, b: TokenIds) -> int:
     shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    return next(i for i in range(shorter) if a[i] != b[i])
+    different = np.flatnonzero(a[:shorter] != b[:shorter])
+    return int(different[0]) if len(different) else shorter
 
 
 @dataclass(slots=True)
+class DraftSpan:
+    """A span that still grows, token by token."""
+
+    version: int | None
+    kv_version: int | None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    raw_logprobs: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, span: Span) -> DraftSpan:
+        """A span that another engine began."""
+        assert span.logprobs is not None and span.raw_logprobs is not None
+        lists = span.tokens.tolist(), span.logprobs.tolist(), span.raw_logprobs.tolist()
+        return cls(span.version, span.kv_version, *lists)
+
+    def finished(self, transform: Transform) -> Span:
+        tokens, logprobs, raw = token_ids(self.tokens), logprob_array(self.logprobs), logprob_array(self.raw_logprobs)
+        return Span(tokens, logprobs, raw, self.version, transform, self.kv_version)
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A request and what has been answered so far."""
 
     request: Request
     context: Context
-    spans: list[Span] = field(default_factory=list)
+    spans: list[DraftSpan] = field(default_factory=list)
     answer: list[int] = field(default_factory=list)
 
     @property
@@ -162,9 +183,8 @@ class Sequence:
     def append(self, token: int, behaviour: float, raw: float, version: int) -> None:
         kv_version = self.context.kv_version if self.context.kv_version != version else None
         if not self.spans or (self.spans[-1].version, self.spans[-1].kv_version) != (version, kv_version):
-            self.spans.append(Span([], [], [], version, self.request.sampling.transform, kv_version))
+            self.spans.append(DraftSpan(version, kv_version))
         span = self.spans[-1]
-        assert span.logprobs is not None and span.raw_logprobs is not None
         span.tokens.append(token)
         span.logprobs.append(behaviour)
         span.raw_logprobs.append(raw)
@@ -239,7 +259,7 @@ class TorchEngine:
 
     def add(self, request: Request) -> None:
         """Queue a turn, or the rest of one that was begun elsewhere. A trajectory has one turn at a time."""
-        if not request.tokens:
+        if not len(request.tokens):
             raise ValueError(f"request {request.id!r} has no tokens")
         context = self._table.context(request.trajectory)
         if context.wanted:
@@ -247,9 +267,9 @@ class TorchEngine:
                 f"trajectory {request.trajectory!r} already has a request; {request.id!r} must wait for it"
             )
         context.wanted = True
-        begun = deepcopy(list(request.begun))
+        begun = [DraftSpan.of(span) for span in request.begun]
         answer = [token for span in begun for token in span.tokens]
-        context.rewrite(request.tokens + answer)
+        context.rewrite(np.concatenate([request.tokens, *(span.tokens for span in request.begun)]))
         self._waiting.append(Sequence(request, context, begun, answer))
 
     def abort(self, request_id: str) -> Completion | None:
@@ -335,23 +355,24 @@ class TorchEngine:
         return work
 
     def _advance(self, work: list[tuple[Sequence, Chunk]], started: float) -> list[Completion]:
-        tokens: list[int] = []
+        pieces: list[TokenIds] = []
         ready: list[Sequence] = []
         rows: list[int] = []
-        again = 0
+        again = count = 0
         for sequence, chunk in work:
             context = sequence.context
-            tokens += context.tokens[chunk.start : chunk.end]
+            pieces.append(context.tokens.view()[chunk.start : chunk.end])
+            count += chunk.count
             again += self._count(sequence, chunk)
             if sequence.remaining == 0:
                 ready.append(sequence)
-                rows.append(len(tokens) - 1)
-        inputs = Inputs.of([chunk for _, chunk in work], tokens, rows, self._cache.token_bytes)
+                rows.append(count - 1)
+        inputs = Inputs.of([chunk for _, chunk in work], np.concatenate(pieces), rows, self._cache.token_bytes)
         logits = forward(self._weights, self._cache, self._rope, inputs)
         completions = self._sample(ready, logits) if ready else []
         self._stats.steps += 1
         self._stats.recomputed_tokens += again
-        self._stats.recompute_seconds += (time.perf_counter() - started) * again / len(tokens)
+        self._stats.recompute_seconds += (time.perf_counter() - started) * again / count
         return completions
 
     def _count(self, sequence: Sequence, chunk: Chunk) -> int:
@@ -384,9 +405,10 @@ class TorchEngine:
     def _complete(self, sequence: Sequence, finish: Finish) -> Completion:
         self._table.rest(sequence.context)
         text = text_of(sequence.answer, sequence.request.sampling, self.tokenizer)
-        return Completion(sequence.request.id, sequence.spans, finish, text)
+        spans = [span.finished(sequence.request.sampling.transform) for span in sequence.spans]
+        return Completion(sequence.request.id, spans, finish, text)
 
 
 def _hand_over(tensors: Mapping[str, Any], into: Into) -> None:
     for name, tensor in tensors.items():
-        into(name, tensor)
+        into(name, RawTensor.of(tensor))

@@ -19,10 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from rollweave.engines.torch.weights import Architecture, FusedWeights, LayerWeights
+from rollweave.trajectory import TokenIds
 
 CALL_BYTES = 120_000
 """What a call costs, as the cache bytes that could be read in that time (15 µs at 8 GB/s, measured)."""
@@ -161,9 +163,9 @@ class Inputs:
     plan: AttentionSpec
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk], tokens: list[int], sampled: list[int], token_bytes: int) -> Inputs:
+    def of(cls, chunks: Sequence[Chunk], tokens: TokenIds, sampled: list[int], token_bytes: int) -> Inputs:
         return cls(
-            tokens=torch.tensor(tokens),
+            tokens=torch.from_numpy(tokens.astype(np.int64)),
             slots=torch.tensor([c.slot for c in chunks for _ in range(c.count)]),
             positions=torch.tensor([p for c in chunks for p in range(c.start, c.end)]),
             sampled=torch.tensor(sampled, dtype=torch.long),

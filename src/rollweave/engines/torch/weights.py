@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 
 from rollweave.errors import ModelError
-from rollweave.weights.buckets import Into
+from rollweave.weights.buckets import Into, RawTensor
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
 # Scalings whose frequencies do not depend on the length of the sequence at hand.
@@ -135,7 +135,7 @@ class FusedWeights:
         places = {place.name: place for place in self._places()}
         missing = dict.fromkeys(places)
 
-        def put(name: str, tensor: Any) -> None:
+        def put(name: str, tensor: RawTensor) -> None:
             if name in places:  # a tied head or a buffer may come too
                 places[name].fill(tensor)
                 missing.pop(name, None)
@@ -190,10 +190,16 @@ class FusedTarget:
     shape: tuple[int, ...] | None = None
     """Of the Hugging Face tensor, if it is repeated to fill the place."""
 
-    def fill(self, tensor: Any) -> None:
-        source, shape = torch.as_tensor(tensor), self.shape or tuple(self.into.shape)
-        if tuple(source.shape) != shape:
-            raise ModelError(f"{self.name!r} has shape {tuple(source.shape)}, but the model's config says {shape}")
+    def fill(self, tensor: RawTensor) -> None:
+        shape, dtype = self.shape or tuple(self.into.shape), str(self.into.dtype).removeprefix("torch.")
+        if tensor.shape != shape:
+            raise ModelError(f"{self.name!r} has shape {tensor.shape}, but the model's config says {shape}")
+        if tensor.dtype != dtype:
+            raise ModelError(
+                f"{self.name!r} came as {tensor.dtype}, but this engine computes in {dtype}: "
+                f"publish the weights in {dtype}"
+            )
+        source = torch.from_numpy(tensor.data).view(self.into.dtype).reshape(shape)
         self.into.copy_(_paired(source, self.paired) if self.paired else source)
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 
 from rollweave.errors import ConfigError
-from rollweave.mux.baselines.gavel import Gavel
-from rollweave.mux.baselines.opt import Opt, Regroup
-from rollweave.mux.baselines.simple import MostIdle, RandomFit, Solo, colocated_job, colocated_state
-from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.baselines.simple import Solo, colocated_job, colocated_state
+from rollweave.mux.decisions.scheduler import Decider, Scheduler
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.policy import POLICIES, MuxPolicy
 from rollweave.mux.model.state import ClusterState
-from rollweave.mux.simulation.replay import Decider
 
 
 def _unchanged(job: MuxJob) -> MuxJob:
@@ -30,22 +29,13 @@ class Setup:
     prepare: Callable[[MuxJob], MuxJob] = _unchanged
 
 
-BASELINES: dict[str, Callable[[int], Setup]] = {
-    "solo-d": lambda seed: Setup(Solo()),
-    "colocated": lambda seed: Setup(Solo(), colocated_state(), colocated_job),
-    "gavel+": lambda seed: Setup(Gavel()),
-    "random": lambda seed: Setup(RandomFit(seed)),
-    "most-idle": lambda seed: Setup(MostIdle()),
-    "opt": lambda seed: Setup(Opt()),
-    "regroup": lambda seed: Setup(Regroup()),
+BASELINES: dict[str, Callable[[], Setup]] = {
+    "solo-d": lambda: Setup(Solo()),
+    "colocated": lambda: Setup(Solo(), colocated_state(), colocated_job),
 }
 
 ALSO = {"solo": "solo-d", "verl": "colocated", "co-located": "colocated", "gavel": "gavel+", "mostidle": "most-idle"}
 """Other usual names of the policies."""
-
-
-def names() -> list[str]:
-    return [*POLICIES, *BASELINES]
 
 
 def setup(policy: str | MuxPolicy, seed: int) -> Setup:
@@ -55,8 +45,20 @@ def setup(policy: str | MuxPolicy, seed: int) -> Setup:
     name = ALSO.get(policy.lower(), policy.lower())
     if name in POLICIES:
         return Setup(Scheduler(POLICIES[name]))
-    if name not in BASELINES:
-        near = difflib.get_close_matches(name, names(), n=1)
+    if name in BASELINES:
+        return BASELINES[name]()
+    others = _policies_of_the_papers()
+    if name not in others:
+        names = [*POLICIES, *BASELINES, *others]
+        near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"policy {name!r} is unknown: {hint}there are: {', '.join(names())}")
-    return BASELINES[name](seed)
+        raise ConfigError(f"policy {name!r} is unknown: {hint}there are: {', '.join(names)}")
+    return Setup(others[name](seed))
+
+
+def _policies_of_the_papers() -> dict[str, Callable[[int], Decider]]:
+    """The policies of the experiments, which are a package of their own and may be left out."""
+    if not find_spec("rollweave_experiments"):
+        return {}
+    policies: dict[str, Callable[[int], Decider]] = import_module("rollweave_experiments.baselines").POLICIES
+    return policies

@@ -1,4 +1,4 @@
-"""The scheduler of mux/ at work on real nodes: translates records to profiles, and plans to seats.
+"""Lets the scheduler of mux/ work on real nodes: translates records to profiles, and placements to seats.
 
 On this machine a node is a core: rollout nodes are the first cores, train nodes the ones after them.
 """
@@ -14,10 +14,12 @@ from rollweave.mux.daemon.records import JobRecord, PhaseTimes
 from rollweave.mux.decisions.invariants import PlanError, check_state
 from rollweave.mux.decisions.plan import Plan, PlanStep, apply
 from rollweave.mux.decisions.scheduler import Scheduler
+from rollweave.mux.decisions.seats import node_names, seat_in, seats_of
 from rollweave.mux.model.group import CoGroup
 from rollweave.mux.model.job import JobProfile, MuxJob
 from rollweave.mux.model.state import ClusterState, rollout_pool, train_pool
-from rollweave.mux.permits import Node, Seat, SharedPool
+from rollweave.mux.permits import Node, Seat
+from rollweave.pipelines.permits import SharedPool
 
 
 class NeverFits(RollweaveError):
@@ -40,12 +42,12 @@ class Admission:
     # --------------------------------------------------------------------------------------------- decisions
 
     def check_fits(self, n_roll: int, n_train: int, memory_gb: float = 0.0) -> None:
-        """Refuse what no amount of waiting would help."""
+        """Refuse a job that would not fit if it were alone, however long it waits."""
         if n_roll > self.rollout_nodes or n_train > self.train_nodes:
             raise NeverFits(
-                f"the job asks for {n_roll} rollout and {n_train} train nodes, but this cluster has "
+                f"the job asks for {n_roll} rollout and {n_train} train nodes, but this daemon has "
                 f"{self.rollout_nodes} and {self.train_nodes}: ask for fewer (--rollout-nodes, --train-nodes), or "
-                "start the cluster with more"
+                "start the daemon with more"
             )
         if memory_gb >= self.host_gb / 2:
             raise NeverFits(
@@ -54,7 +56,7 @@ class Admission:
             )
 
     def arrive(self, record: JobRecord, now: float) -> tuple[bool, list[str]]:
-        """Place a job if anybody can take it; what was considered, a line each, the outcome first."""
+        """Place a job if a group or free nodes can take it. Returns what was considered, the outcome first."""
         job = _job(record)
         plan = self.scheduler.arrive(self.state, job, now)
         try:
@@ -64,7 +66,7 @@ class Admission:
         return job.id in self.state.home, plan.explain().splitlines()
 
     def depart(self, job: str, now: float) -> None:
-        """It is gone, whatever the scheduler would like to do about it."""
+        """Take the job out of its group, also if the plan that the scheduler makes of it is refused."""
         plan = self.scheduler.depart(self.state, job, now)
         try:
             self.scheduler.apply(self.state, plan, now)
@@ -84,22 +86,16 @@ class Admission:
     # ------------------------------------------------------------------------------------------------- seats
 
     def seat(self, job: str) -> Seat:
-        group = self.state.group_of(job)
-        order = list(group.order or group.jobs)
-        nodes: dict[SharedPool, tuple[Node, ...]] = {
-            "rollout": tuple(f"rollout-{number}" for number in group.pins[job]),
-            "train": tuple(f"train-{number}" for number in group.train_nodes),
-        }
-        return Seat(nodes, order.index(job), group.mode)
+        return seat_in(self.state.group_of(job), job)
 
     def seats(self) -> dict[str, Seat]:
-        return {job: self.seat(job) for job in self.state.home}
+        return seats_of(self.state)
 
     def quietest(self, pool: SharedPool, count: int) -> tuple[Node, ...]:
         """Nodes for a job that has no seat yet: those with the least planned work."""
         nodes = range(self.rollout_nodes if pool == "rollout" else self.train_nodes)
         chosen = sorted(nodes, key=lambda node: (self._load(pool, node), node))[:count]
-        return tuple(f"{pool}-{number}" for number in sorted(chosen))
+        return node_names(pool, tuple(sorted(chosen)))
 
     def cores(self, nodes: tuple[Node, ...], available: tuple[int, ...]) -> tuple[int, ...]:
         """The core that stands for each node; with fewer cores than nodes, neighbours share."""
@@ -129,14 +125,14 @@ class Admission:
         return {**state, "groups": _named(state["groups"]), "limits": [self.rollout_nodes, self.train_nodes]}
 
     def restore(self, data: dict[str, Any] | None) -> None:
-        """To what `dump` wrote down; None: to nothing. Raises `PlanError` if that contradicts itself."""
+        """Go back to what `dump` wrote down; None: to nothing. Raises `PlanError` if that contradicts itself."""
         self.__post_init__()
         if data is None:
             return
         rollout, train = data["limits"]
         if (rollout, train) != (self.rollout_nodes, self.train_nodes) and data["home"]:
             raise NeverFits(
-                f"jobs are placed on {rollout} rollout and {train} train nodes; start the cluster with as many, or "
+                f"jobs are placed on {rollout} rollout and {train} train nodes; start the daemon with as many, or "
                 "cancel them first"
             )
         if data["home"]:

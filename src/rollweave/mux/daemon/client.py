@@ -1,6 +1,6 @@
-"""The commands' side of the cluster: asks the daemon, and says what to do when it cannot.
+"""The commands' side of the daemon: `Client` asks it, and says what to do when it does not answer.
 
-From a job file to what the daemon takes: checked here, before anybody waits, and complete, defaults included.
+`submission` makes of a job file what the daemon takes: checked before it is sent, and complete, defaults included.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rollweave.runs.train import check_before_start
 TIMEOUT = 10.0
 
 
-class ClusterError(RollweaveError):
-    """The daemon said no, and why."""
+class DaemonError(RollweaveError):
+    """The daemon refused a request, or did not start; the message says why."""
 
 
 class Client:
@@ -48,11 +48,11 @@ class Client:
         except httpx2.TransportError as error:
             raise NoDaemon(
                 f"the daemon of {self._folder.path} does not answer at {address['url']} ({type(error).__name__}): "
-                f"start it again with `rollweave cluster start --state {self._folder.path}` (its jobs are not lost); "
+                f"start it again with `rollweave daemon start --state {self._folder.path}` (its jobs are not lost); "
                 f"what it said last is in {self._folder.log}"
             ) from None
         if answer.status_code >= 400:
-            raise ClusterError(_words(answer))
+            raise DaemonError(_words(answer))
         return answer.json()
 
     def _token(self) -> str:
@@ -72,7 +72,7 @@ def _words(answer: httpx2.Response) -> str:
 
 
 def submission(path: Path, overrides: Sequence[str], slo: float, n_roll: int | None, n_train: int) -> dict[str, Any]:
-    """`n_roll`: default: a rollout node for each engine."""
+    """The body of `POST /jobs`. Without `n_roll` the job gets a rollout node for each engine."""
     check_slo(slo)
     job = load_job(path, overrides)
     engines = check_shareable(job, path)
@@ -95,7 +95,7 @@ def submission(path: Path, overrides: Sequence[str], slo: float, n_roll: int | N
 
 
 def check_shareable(job: Job, path: Path) -> int:
-    """Only a job whose phases take turns leaves pools idle that others could use. Returns the number of its engines."""
+    """Refuse a job that never leaves a pool idle for others. Returns the number of its engines."""
     if not isinstance(job.pipeline, SyncPipeline | SyncPlusPipeline):
         raise ConfigError(
             f"{path}: pipeline.type is {job.pipeline.type}, which uses both pools at once and leaves nothing to share: "
@@ -103,7 +103,7 @@ def check_shareable(job: Job, path: Path) -> int:
         )
     if not isinstance(job.runtime, InlineRuntime):
         raise ConfigError(
-            f"{path}: runtime.type is {job.runtime.type}; a job of a cluster is one process that moves between pools: "
+            f"{path}: runtime.type is {job.runtime.type}; a submitted job is one process that moves between pools: "
             "submit it with runtime.type=inline"
         )
     return job.runtime.engines

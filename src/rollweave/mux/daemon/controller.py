@@ -1,7 +1,8 @@
-"""Every transition of the cluster, one method each: check, change, bring it to the disk, and only then answer.
+"""Makes every transition of the daemon's state, one method each: check, change, write to the disk, then answer.
 
-It starts nothing and waits for nothing. The daemon looks at what it wants (a job that should run and has no process, a
-process that should not run) and makes it so, as often as needed: after a crash at any point, looking again is enough.
+The controller starts no process and waits for nothing. The daemon asks it what should be (a job that should run and has
+no process, a process that should not run) and makes it so, as often as needed: after a crash at any point, asking again
+is enough.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from rollweave.mux.daemon.records import Ending, JobRecord, PhaseTimes, check_sl
 from rollweave.mux.daemon.store import Store, StoreError
 from rollweave.mux.decisions.invariants import PlanError
 from rollweave.mux.model.job import ProfileError
-from rollweave.mux.permits import Node, Permit, PermitTable, SharedPool, StalePermit
+from rollweave.mux.permits import Node, Permit, PermitTable, StalePermit
+from rollweave.pipelines.permits import SharedPool
 from rollweave.runtimes.machine import Process
 
 Wanted = Literal["start", "rollout", "train"]
-"""What a process asks a turn for: its cold start, or a phase."""
+"""What a process asks a permit for: its cold start, or a phase."""
 
 KILLS = 3
-"""A job that is killed so often without completing an iteration in between would be killed again."""
+"""A job that is killed more often than this without completing an iteration in between is given up."""
 
 LEASE_SECONDS = 120.0
 LEASE_FACTOR = 10.0
-"""A permit is good for ten times the worst case, and never less than two minutes; who holds it longer hangs."""
+"""A permit is good for ten times the worst case, and at least two minutes; a process that holds it longer hangs."""
 
-_TURNS = TypeAdapter(PermitTable)
+_TABLE = TypeAdapter(PermitTable)
 
 
 class UnknownJob(RollweaveError):
@@ -44,10 +46,10 @@ class Refused(RollweaveError):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A process hands its permit back and asks for the next, in one message."""
+    """The message by which a process hands its permit back and asks for the next."""
 
     job: str
-    attempt: int
+    life: int
     ticket: str
     wanted: Wanted
     epoch: int | None = None
@@ -55,7 +57,7 @@ class Ask:
     step: int = 0
     tokens: int = 0
     warm_seconds: float = 0.0
-    """How long the phase that ends here had to wait between its grant and its start."""
+    """Seconds between the grant and the start of the phase that ends here."""
     partly: bool = False
     """It can begin on some of its nodes."""
 
@@ -69,11 +71,11 @@ class Controller:
         self.load()
 
     def load(self) -> None:
-        """What is on the disk: at the start, and after a transition that failed halfway."""
+        """Read the state from the disk: at the start, and after a transition that failed halfway."""
         self.jobs = self._store.jobs()
         self.set_aside = self._store.set_aside()
         """Stored jobs that cannot be read, and why: the others go on without them."""
-        self.turns = _TURNS.validate_python(self._store.fact("turns") or {})
+        self.permit_table = _TABLE.validate_python(self._store.fact("permits") or {})
         self._numbered = self._store.fact("numbered") or len(self.jobs)
         self._events.clear()
         try:
@@ -87,13 +89,13 @@ class Controller:
             ) from error
 
     def _forget_set_aside(self) -> None:
-        """A job that cannot be read keeps no place, and no other job waits for its turn."""
+        """A job that cannot be read keeps no place, and no other job waits for it."""
         for job in self.set_aside:
-            self.turns.leave(job)
+            self.permit_table.leave(job)
             if job in self.admission.state.home:
                 self.admission.depart(job, self._now())
         if self.set_aside:
-            self.turns.reseat(self.admission.seats())
+            self.permit_table.reseat(self.admission.seats())
 
     def _check_places(self) -> None:
         """A job has a place exactly while it runs."""
@@ -148,55 +150,55 @@ class Controller:
     # ----------------------------------------------------------------------------------------- from processes
 
     def ask(self, ask: Ask) -> Permit | None:
-        """Hand back, get in line. The permit if the turn has come; None: ask again."""
-        record = self._current(ask.job, ask.attempt)
-        if not (self.turns.holds(ask.job, ask.ticket) or self.turns.waits(ask.job, ask.ticket)):
+        """Hand back the last permit and ask for the next. Returns it if it is granted; None: ask again."""
+        record = self._current(ask.job, ask.life)
+        if not (self.permit_table.holds(ask.job, ask.ticket) or self.permit_table.waits(ask.job, ask.ticket)):
             if ask.epoch not in (None, record.handed_back):
                 self._hand_back(record, ask)
             if record.state != "waiting":
                 self._get_in_line(record, ask)
-            self.turns.grant(self._now())
+            self.permit_table.grant(self._now())
             self._commit(record)
-        return self.turns.permits[ask.job] if self.turns.holds(ask.job, ask.ticket) else None
+        return self.permit_table.permits[ask.job] if self.permit_table.holds(ask.job, ask.ticket) else None
 
-    def awaited(self, job: str, attempt: int, epoch: int, keep: int) -> bool:
-        """Whether somebody could begin if this turn kept so many nodes only."""
-        self._current(job, attempt)
-        return self.turns.awaited(job, epoch, keep, self._now())
+    def awaited(self, job: str, life: int, epoch: int, keep: int) -> bool:
+        """Whether another job could begin if this permit kept its first `keep` nodes only."""
+        self._current(job, life)
+        return self.permit_table.is_awaited(job, epoch, keep, self._now())
 
-    def narrow(self, job: str, attempt: int, epoch: int, keep: int) -> Permit:
+    def narrow(self, job: str, life: int, epoch: int, keep: int) -> Permit:
         """A rollout of which little is left goes on on fewer nodes."""
-        record = self._current(job, attempt)
-        self.turns.narrow(job, epoch, keep)
+        record = self._current(job, life)
+        self.permit_table.narrow(job, epoch, keep)
         self._say("narrowed", record, f"the rest of its rollout runs on {keep} node(s)")
-        self.turns.grant(self._now())
+        self.permit_table.grant(self._now())
         self._commit(record)
-        return self.turns.permits[job]
+        return self.permit_table.permits[job]
 
-    def widened(self, job: str, attempt: int, epoch: int) -> Permit | None:
+    def widened(self, job: str, life: int, epoch: int) -> Permit | None:
         """The permit once it has all its nodes."""
-        self._current(job, attempt)
-        permit = self.turns.valid(job, epoch)
+        self._current(job, life)
+        permit = self.permit_table.check(job, epoch)
         return None if permit.owed else permit
 
-    def profiled(self, job: str, attempt: int, measured: PhaseTimes, memory_gb: float) -> None:
-        record = self._current(job, attempt)
+    def profiled(self, job: str, life: int, measured: PhaseTimes, memory_gb: float) -> None:
+        record = self._current(job, life)
         record.profile, record.memory_gb = measured, memory_gb
         self._say("profiled", record, f"rollout {measured.t_roll:.2f} s, train {measured.t_train:.2f} s, worst case")
         self._commit(record)
 
-    def _current(self, job: str, attempt: int) -> JobRecord:
+    def _current(self, job: str, life: int) -> JobRecord:
         record = self.get(job)
         placed = record.state in ("profiling", "running")
-        if attempt != record.attempt or record.process is None or not placed:
-            newest = record.attempt + (record.process is None)
+        if life != record.life or record.process is None or not placed:
+            newest = record.life + (record.process is None)
             now = f"run by its process number {newest}" if placed else record.state
-            raise StalePermit(f"process number {attempt} of job {job} has no say any more: the job is {now}")
+            raise StalePermit(f"process number {life} of job {job} has no say any more: the job is {now}")
         return record
 
     def _hand_back(self, record: JobRecord, ask: Ask) -> None:
         assert ask.epoch is not None
-        permit = self.turns.give_back(record.id, ask.epoch)
+        permit = self.permit_table.give_back(record.id, ask.epoch)
         record.handed_back = ask.epoch
         if permit.visit:
             if ask.wanted == "rollout":  # it had a visit to load everything; now its first phase comes
@@ -215,13 +217,13 @@ class Controller:
             self._observe(record)
 
     def _observe(self, record: JobRecord) -> None:
-        """Tell the scheduler what an iteration really took. Who has drifted out of its place arrives again."""
+        """Tell the scheduler what an iteration really took. A job that has drifted out of its place arrives again."""
         drifted = self.admission.observe(record.id, record.progress.took, self._now())
         if drifted is not None:
             record.profile, record.state = drifted, "waiting"
             self._say("drifted", record, f"rollout {drifted.t_roll:.2f} s, train {drifted.t_train:.2f} s; placed anew")
             self._place_waiting()
-        self.turns.reseat(self.admission.seats())
+        self.permit_table.reseat(self.admission.seats())
 
     def _get_in_line(self, record: JobRecord, ask: Ask) -> None:
         if ask.wanted == "start":
@@ -230,27 +232,27 @@ class Controller:
         pool: SharedPool = "rollout" if ask.wanted == "rollout" else "train"
         if not visit:
             seat = self.admission.seat(record.id)
-            if record.id not in self.turns.members:
-                self.turns.join(record.id, seat)
+            if record.id not in self.permit_table.tenants:
+                self.permit_table.join(record.id, seat)
             nodes = seat.nodes[pool]
             if pool == "rollout":
                 self._count_iteration(record)
-            else:
-                self.turns.members[record.id].leaving = ask.step + 1 >= record.steps
+            elif ask.step + 1 >= record.steps:
+                self.permit_table.leave_after_this_lap(record.id)
         else:
             nodes = self._nodes_to_visit(record, pool)
         alone_for = self._longest_phase() if ask.wanted == "start" else None
-        self.turns.ask(record.id, ask.ticket, pool, nodes, visit, alone_for, ask.partly)
+        self.permit_table.ask(record.id, ask.ticket, pool, nodes, visit, alone_for, ask.partly)
 
     def _longest_phase(self) -> float | None:
-        """How long a start may keep others waiting; None while there are no others."""
-        placed = [job.profile for job in self.jobs.values() if job.id in self.turns.members and job.profile]
+        """Seconds for which a start may keep other jobs waiting; None while there are no others."""
+        placed = [job.profile for job in self.jobs.values() if job.id in self.permit_table.tenants and job.profile]
         return max((max(profile.t_roll, profile.t_train) for profile in placed), default=None)
 
     def _nodes_to_visit(self, record: JobRecord, pool: SharedPool) -> tuple[Node, ...]:
         if record.state == "running":
             pinned = self.admission.seat(record.id).nodes
-            busy = any(self.turns.holder(node) or self.turns.line(node) for node in pinned[pool])
+            busy = any(self.permit_table.holder(node) or self.permit_table.line(node) for node in pinned[pool])
             return pinned["rollout" if busy else pool]
         return self.admission.quietest(pool, record.n_roll if pool == "rollout" else record.n_train)
 
@@ -274,14 +276,14 @@ class Controller:
     def to_end(self) -> list[JobRecord]:
         """Jobs whose process should not run: they have no place (any more), or hold a permit far too long."""
         over = [job for job in self.jobs.values() if (job.over or job.state == "waiting") and job.process is not None]
-        late = [self.jobs[p.job] for p in self.turns.permits.values() if self._now() - p.since > self._lease(p)]
+        late = [self.jobs[p.job] for p in self.permit_table.permits.values() if self._now() - p.since > self._lease(p)]
         for job in late:
             self._say("hangs", job, "holds a permit for ten times its worst case: its process is ended")
         return over + late
 
     def tick(self) -> bool:
-        """Time has passed: has anybody's turn come because of it?"""
-        granted = self.turns.grant(self._now())
+        """Grant what time alone has made free. Returns whether there was anything."""
+        granted = self.permit_table.grant(self._now())
         if granted:
             self._commit()
         return bool(granted)
@@ -289,16 +291,16 @@ class Controller:
     def starting(self, job: str) -> int:
         """A process is about to be started; returns its number. What an earlier one says is refused from now on."""
         record = self.get(job)
-        record.attempt += 1
+        record.life += 1
         record.launched = self._now()
-        self._forget_turns(record)
+        self._forget_permits(record)
         self._commit(record)
-        return record.attempt
+        return record.life
 
     def started(self, job: str, process: Process) -> None:
         record = self.get(job)
         record.process = process
-        self._say("started", record, f"process {process.pid}, number {record.attempt}")
+        self._say("started", record, f"process {process.pid}, number {record.life}")
         self._commit(record)
 
     def exited(self, job: str, how: Ending, error: str = "", steps: int = 0) -> None:
@@ -308,22 +310,22 @@ class Controller:
         record.progress.step = max(record.progress.step, steps)
         if record.state in ("profiling", "running"):
             self._after_exit(record, how, error)
-        self._forget_turns(record)
+        self._forget_permits(record)
         self._place_waiting()
         self._commit(record)
 
     def stopped(self, job: str) -> None:
-        """Its process ended because the cluster stops: it goes on when the cluster does."""
+        """Its process ended because the daemon stops its jobs: it goes on when the daemon is started again."""
         record = self.get(job)
         record.process = None
         if record.state == "running":
             record.state = "waiting"
             self.admission.depart(record.id, self._now())
-        self._forget_turns(record)
+        self._forget_permits(record)
         self._commit(record)
 
     def place_waiting(self) -> None:
-        """At the start: jobs that waited when the cluster stopped."""
+        """At the start: place the jobs that waited when the daemon stopped."""
         self._place_waiting()
         self._commit()
 
@@ -363,27 +365,27 @@ class Controller:
         if placed:
             self.admission.depart(record.id, self._now())
         if record.process is None or state == "finished":
-            self._forget_turns(record)
+            self._forget_permits(record)
         self._say(state, record, error or f"at step {record.progress.step}")
 
-    def _forget_turns(self, record: JobRecord) -> None:
-        self.turns.leave(record.id)
+    def _forget_permits(self, record: JobRecord) -> None:
+        self.permit_table.leave(record.id)
         record.progress.asked_at = None
-        self.turns.reseat(self.admission.seats())
-        self.turns.grant(self._now())
+        self.permit_table.reseat(self.admission.seats())
+        self.permit_table.grant(self._now())
 
     def _place_waiting(self) -> None:
-        """Oldest first; whoever does not fit now keeps its place in line, and smaller ones may go ahead."""
+        """Place waiting jobs, oldest first. One that does not fit keeps its place; smaller ones may go ahead."""
         for record in self.jobs.values():
             if record.state == "waiting":
                 placed, record.why = self.admission.arrive(record, self._now())
                 if placed:
                     record.state = "running"
                     self._say("placed", record, record.why[0])
-        self.turns.reseat(self.admission.seats())
+        self.permit_table.reseat(self.admission.seats())
 
     def held_seconds(self, node: Node) -> float | None:
-        return next((self._now() - p.since for p in self.turns.permits.values() if node in p.nodes), None)
+        return next((self._now() - p.since for p in self.permit_table.permits.values() if node in p.nodes), None)
 
     def events(self, job: str) -> list[tuple[float, str, str, str]]:
         return self._store.events(job)
@@ -408,13 +410,13 @@ class Controller:
         self._events.clear()
 
     def _with_waiting(self, jobs: dict[str, JobRecord]) -> Iterable[JobRecord]:
-        """Those that wait are told why they wait whenever anything changes."""
+        """Waiting jobs too: their reasons to wait may change with every transition."""
         return (jobs | {job.id: job for job in self.jobs.values() if job.state == "waiting"}).values()
 
     def facts(self) -> dict[str, Any]:
-        """All that changes together and belongs to no single job."""
+        """The state that changes together and belongs to no single job."""
         return {
-            "turns": _TURNS.dump_python(self.turns, mode="json"),
+            "permits": _TABLE.dump_python(self.permit_table, mode="json"),
             "scheduler": self.admission.dump(),
             "numbered": self._numbered,
         }

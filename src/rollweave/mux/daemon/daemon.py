@@ -1,7 +1,7 @@
-"""The daemon: one process that serves the interface and makes reality what the controller wants.
+"""The daemon: one process that serves the HTTP interface, and starts and ends processes as the controller wants it.
 
 It may be killed at any moment. Its jobs are processes of their own and go on; the next daemon on the same folder finds
-them by (process number, start time), watches those that live and treats the others as what they are: dead.
+them by process number and start time, watches those that live and counts the others as killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rollweave.clock import Clock, run_wall
 from rollweave.errors import RollweaveError, first_cause
 from rollweave.mux.daemon.admission import Admission
 from rollweave.mux.daemon.controller import Controller
-from rollweave.mux.daemon.permit_client import ATTEMPT, FOLDER, JOB
+from rollweave.mux.daemon.permit_client import FOLDER, JOB, LIFE
 from rollweave.mux.daemon.records import JobRecord, forget_ending, how_it_ended
 from rollweave.mux.daemon.server import Desk, make_app
 from rollweave.mux.daemon.store import StateFolder, Store
@@ -32,10 +32,10 @@ from rollweave.runtimes import machine
 from rollweave.runtimes.machine import Process
 
 LOOK_SECONDS = 1.0
-"""How often it looks for starts and permits that take too long; everything else it is told of."""
+"""How often it looks for starts and permits that take too long; it is told of everything else."""
 
 GOODBYE_SECONDS = 60.0
-"""How long jobs have to save a checkpoint when the cluster stops."""
+"""Seconds that jobs have to save a checkpoint when the daemon stops them."""
 
 
 class AddressTaken(RollweaveError):
@@ -44,7 +44,7 @@ class AddressTaken(RollweaveError):
 
 @dataclass(frozen=True, slots=True)
 class DaemonSettings:
-    """What `rollweave cluster start` was told."""
+    """The options of `rollweave daemon start`."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -53,16 +53,18 @@ class DaemonSettings:
     policy: str = "default"
 
 
-def run_daemon(folder: StateFolder, plan: DaemonSettings) -> None:
+def run_daemon(folder: StateFolder, settings: DaemonSettings) -> None:
     """Serve until told to stop."""
     with machine.only_one(folder.path):
         token = machine.read_or_make_token(folder.token)
-        admission = Admission(Scheduler(policy(plan.policy)), plan.rollout_nodes, plan.train_nodes, machine.host_gb())
+        admission = Admission(
+            Scheduler(policy(settings.policy)), settings.rollout_nodes, settings.train_nodes, machine.host_gb()
+        )
         store = Store(folder.database)
         controller = Controller(store, admission, machine.wall_time)
         for sentence in controller.set_aside.values():
             print(sentence, flush=True)
-        with _listening(plan) as listener, closing(store):
+        with _listening(settings) as listener, closing(store):
             try:
                 run_wall(lambda clock: Daemon(controller, folder, clock).run(listener, token))
             except BaseExceptionGroup as group:
@@ -121,13 +123,13 @@ class Daemon:
             watchers.create_task(self._watch(record.id, process), name=f"watch {record.id}")
 
     def _start(self, record: JobRecord) -> Process:
-        attempt = self._controller.starting(record.id)
+        life = self._controller.starting(record.id)
         folder = self._folder.job(record.id)
         threads = str(max(record.n_roll, record.n_train))
         environment = {
             FOLDER: str(self._folder.path),
             JOB: record.id,
-            ATTEMPT: str(attempt),
+            LIFE: str(life),
             "OMP_NUM_THREADS": threads,
         }
         forget_ending(self._folder.run(record.id))
@@ -144,7 +146,7 @@ class Daemon:
         self._desk.changed()
 
     async def _end_jobs(self) -> None:
-        """In order first: they save what they have. Who does not go is ended."""
+        """Interrupt the jobs, so that they save a checkpoint; kill those that do not end in time."""
         for end in (machine.interrupt, machine.kill):
             for record in self._with_process():
                 assert record.process is not None
@@ -166,7 +168,7 @@ class Daemon:
 
 
 class _Server(uvicorn.Server):
-    """Signals are ours."""
+    """A server that leaves signals to the daemon."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -181,12 +183,13 @@ def _command(record: JobRecord, folder: Path) -> list[str]:
 
 
 @contextmanager
-def _listening(plan: DaemonSettings) -> Iterator[socket.socket]:
+def _listening(settings: DaemonSettings) -> Iterator[socket.socket]:
     try:
-        listener = socket.create_server((plan.host, plan.port))
+        listener = socket.create_server((settings.host, settings.port))
     except OSError as error:
         raise AddressTaken(
-            f"cannot listen on {plan.host}:{plan.port} ({error.strerror}); choose another --port, or 0 for any free one"
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); choose another --port, or 0 for any "
+            "free one"
         ) from None
     with listener:
         yield listener

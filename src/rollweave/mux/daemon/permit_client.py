@@ -1,10 +1,10 @@
-"""A job's side of the cluster: the `Turns` of a process that the daemon started.
+"""A job's side of the daemon: where a process that the daemon started gets its permits.
 
-Whatever happens to the daemon, the job is not lost: it finishes the phase that it holds a permit for, then asks, again
-and again, until somebody answers. An answer that got lost does no harm, because a ticket asked twice is asked once.
-Only an answer that it has no say any more (another process runs the job now, or it was cancelled) ends it.
+If the daemon is killed the job is not lost: it finishes the phase that it holds a permit for, then asks again and again
+until a daemon answers. A lost answer does no harm, because asking twice with one ticket is asking once. Only the answer
+that this process has no say any more (another process runs the job now, or the job was cancelled) ends it.
 
-How a training process finds out that it shares its pools. Light: a job alone loads nothing of it.
+A training process finds out in `join_daemon` whether it shares its pools.
 """
 
 from __future__ import annotations
@@ -22,49 +22,52 @@ from rollweave.clock import Clock
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.controller import Wanted
 from rollweave.mux.daemon.store import NoDaemon, StateFolder
-from rollweave.mux.permits import SharedPool, StalePermit
-from rollweave.pipelines.permits import MakePermits
+from rollweave.mux.permits import StalePermit
+from rollweave.pipelines.permits import MakePermits, SharedPool
 from rollweave.runtimes.machine import pause, use_cores, wall_time
 
 POLL_SECONDS = 20.0
-"""How long the daemon keeps a question open before it says: not yet."""
+"""How long the daemon keeps a request open before it answers: not yet."""
 
 BACKOFF = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 
 
 @dataclass(slots=True)
 class DaemonPermits:
+    """The permit source of a job that a daemon runs."""
+
     folder: StateFolder
     job: str
-    attempt: int
+    life: int
     shared: bool = True
     epoch: int | None = None
     cores: tuple[int, ...] = ()
-    """Of each node of the turn."""
+    """The core of each node of the permit."""
     nodes: int | None = None
     """How many nodes it has so far, if it is to get more."""
     warm_seconds: float = 0.0
     """From the grant to the start of the phase, the last time."""
     clock: Clock = field(default_factory=Clock)
-    """Of the loop that asks."""
+    """The clock of the loop that asks."""
     _tickets: Iterator[int] = field(default_factory=lambda: count(1))
 
     @classmethod
-    def of(cls, folder: str, job: str, attempt: int) -> DaemonPermits:
-        return cls(StateFolder(Path(folder)), job, attempt)
+    def of_environment(cls) -> DaemonPermits:
+        """As the daemon named folder, job and life to the process that it started."""
+        return cls(StateFolder(Path(os.environ[FOLDER])), os.environ[JOB], int(os.environ[LIFE]))
 
     def on(self, clock: Clock) -> DaemonPermits:
-        """The same, asking on the loop of this clock."""
+        """Ask on the loop of this clock from now on."""
         self.clock = clock
         return self
 
     def start(self) -> None:
-        """Wait for leave to load everything. Before there is a loop, so it blocks."""
+        """Wait for the permit to load everything. There is no event loop yet, so this blocks."""
         message = self._message("start", 0, 0)
         for number in count():
             try:
                 with httpx2.Client(**self._call()) as client:
-                    answer = client.post(f"/jobs/{self.job}/turn", json=message)
+                    answer = client.post(f"/jobs/{self.job}/permit", json=message)
                 self._check(answer)
                 if self._granted(answer):
                     return
@@ -73,8 +76,8 @@ class DaemonPermits:
 
     async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
         message = self._message(pool, step, tokens, partly)
-        with self.clock.wait("job", f"a turn on the {pool} pool"):
-            await self._until("turn", message, self._granted)
+        with self.clock.wait("job", f"a permit for the {pool} pool"):
+            await self._until("permit", message, self._granted)
         return self.nodes
 
     async def widened(self) -> None:
@@ -84,11 +87,11 @@ class DaemonPermits:
         await self._until("awaited", self._about_permit(keep), lambda answer: bool(answer.json()["awaited"]))
 
     async def narrow(self, keep: int) -> None:
-        use_cores(self.cores[:keep])  # before somebody else has the others
+        use_cores(self.cores[:keep])  # before another job has the other nodes
         await self._until("narrow", self._about_permit(keep), self._granted)
 
     async def _until(self, what: str, message: dict[str, Any], done: Callable[[httpx2.Response], bool]) -> None:
-        """Ask until the answer is yes."""
+        """Ask until `done` accepts the answer."""
         for number in count():
             try:
                 async with httpx2.AsyncClient(**self._call()) as client:
@@ -96,11 +99,11 @@ class DaemonPermits:
                 self._check(answer)
                 if done(answer):
                     return
-            except (httpx2.HTTPError, NoDaemon):  # the daemon is away: it comes back, or somebody ends us
+            except (httpx2.HTTPError, NoDaemon):  # the daemon is away: it comes back, or this process is ended
                 await self.clock.sleep(_backoff(number))
 
     def tell_profile(self, t_roll: float, t_train: float, memory_gb: float) -> None:
-        message = {"attempt": self.attempt, "t_roll": t_roll, "t_train": t_train, "memory_gb": memory_gb}
+        message = {"life": self.life, "t_roll": t_roll, "t_train": t_train, "memory_gb": memory_gb}
         for number in count():
             try:
                 with httpx2.Client(**self._call()) as client:
@@ -113,8 +116,8 @@ class DaemonPermits:
 
     def _message(self, wanted: Wanted, step: int, tokens: int, partly: bool = False) -> dict[str, Any]:
         return {
-            "attempt": self.attempt,
-            "ticket": f"{self.attempt}.{next(self._tickets)}",
+            "life": self.life,
+            "ticket": f"{self.life}.{next(self._tickets)}",
             "wanted": wanted,
             "epoch": self.epoch,
             "step": step,
@@ -124,10 +127,10 @@ class DaemonPermits:
         }
 
     def _about_permit(self, keep: int = 1) -> dict[str, Any]:
-        return {"attempt": self.attempt, "epoch": self.epoch, "keep": keep}
+        return {"life": self.life, "epoch": self.epoch, "keep": keep}
 
     def _call(self) -> dict[str, Any]:
-        """Read anew each time: a daemon that came back may listen elsewhere."""
+        """The address is read for each call: a daemon that came back may listen elsewhere."""
         token = self.folder.token.read_text().strip()
         return {
             "base_url": self.folder.address()["url"],
@@ -160,15 +163,16 @@ def _backoff(number: int) -> float:
     return BACKOFF[min(number, len(BACKOFF) - 1)]
 
 
-FOLDER, JOB, ATTEMPT = "ROLLWEAVE_CLUSTER", "ROLLWEAVE_CLUSTER_JOB", "ROLLWEAVE_CLUSTER_ATTEMPT"
-"""What the daemon tells a process that it starts: its state folder, the job's name, and which process of it this is."""
+FOLDER, JOB, LIFE = "ROLLWEAVE_DAEMON_FOLDER", "ROLLWEAVE_DAEMON_JOB", "ROLLWEAVE_DAEMON_LIFE"
+"""Environment variables of a process that the daemon starts: the state folder, the job and its life (a number)."""
 
 
-def join_cluster() -> MakePermits | None:
-    """Wait for leave to start, if a daemon started us; then how to ask for turns on a clock."""
+def join_daemon() -> MakePermits | None:
+    """If a daemon started this process, wait for its permit to load. Returns how to get permits on a clock; None if the
+    pools are this job's own."""
     if not os.environ.get(FOLDER):
         return None
 
-    member = DaemonPermits.of(os.environ[FOLDER], os.environ[JOB], int(os.environ[ATTEMPT]))
-    member.start()
-    return member.on
+    permits = DaemonPermits.of_environment()
+    permits.start()
+    return permits.on

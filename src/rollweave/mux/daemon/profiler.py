@@ -1,15 +1,14 @@
-"""The one-shot profiler: what one iteration of a job takes when every answer is as long as the job allows.
+"""The profiler measures once what an iteration of a job takes when every answer is as long as the job allows.
 
-    python -m rollweave.mux.daemon.profiler JOB.yaml      started by the daemon for a job that nobody has measured yet
+    python -m rollweave.mux.daemon.profiler JOB.yaml      started by the daemon for a job without a profile
 
-A process of its own, with a policy of its own that is thrown away: nothing of it can leak into the run. The policy need
-not be taught anything, because nothing ends an answer but its length. The first iteration also makes what is made once
-(buffers, lazy imports); the second one counts.
+It is a process of its own with a policy that is thrown away: nothing of it can leak into the run. The policy need not
+be trained before, because only its length ends an answer. The first iteration also makes what is made once (buffers,
+lazy imports); the second one counts.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from rollweave.config.load import load_job
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import RollweaveError, first_cause
 from rollweave.fleet.fleet import Fleet
-from rollweave.mux.daemon.permit_client import ATTEMPT, FOLDER, JOB, DaemonPermits
+from rollweave.mux.daemon.permit_client import DaemonPermits
 from rollweave.mux.daemon.records import PhaseTimes, say_failed
 from rollweave.mux.permits import StalePermit
 from rollweave.observability.events import Recorder
@@ -37,10 +36,12 @@ ITERATIONS = 2
 
 @dataclass(slots=True)
 class Stopwatch(Alone):
-    """Turns that are timed: from the moment one is granted to the moment the next is asked for. They make no room for
-    others: a worst case does not count on that."""
+    """Times permits: from the moment one is granted to the moment the next is asked for.
 
-    turns: PermitSource
+    It never hands back nodes early, because a worst case does not count on tails.
+    """
+
+    permits: PermitSource
     clock: Clock
     shared: bool = True
     phases: list[tuple[SharedPool, float]] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Stopwatch(Alone):
 
     async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
         self.stop()
-        await self.turns.take(pool, step, tokens)
+        await self.permits.take(pool, step, tokens)
         self._open = (pool, self.clock.now())
         return None
 
@@ -59,13 +60,13 @@ class Stopwatch(Alone):
             self._open = None
 
     def measured(self) -> PhaseTimes:
-        """Of the last iteration."""
+        """The times of the last iteration."""
         last = dict(self.phases)
         return PhaseTimes(last["rollout"], last["train"])
 
 
-async def measure(job: Job, turns: PermitSource, workplace: Path, clock: Clock) -> PhaseTimes:
-    """Two worst-case iterations on the real engine and trainer."""
+async def measure(job: Job, permits: PermitSource, workplace: Path, clock: Clock) -> PhaseTimes:
+    """Run two worst-case iterations on the real engine and trainer, and return the times of the second."""
     from rollweave.policies.prepare import prepare
 
     assert isinstance(job.runtime, InlineRuntime)
@@ -77,7 +78,7 @@ async def measure(job: Job, turns: PermitSource, workplace: Path, clock: Clock) 
     fleet = Fleet()
     dispatcher = Dispatcher.of(job.rollout, fleet)
     async with start_inline(blueprint, fleet, dispatcher, clock) as trainer:
-        watch = Stopwatch(turns, clock)
+        watch = Stopwatch(permits, clock)
         no_stops: tuple[int, ...] = ()
         recorder = Recorder(clock.now)
         drive = assemble(
@@ -89,7 +90,7 @@ async def measure(job: Job, turns: PermitSource, workplace: Path, clock: Clock) 
 
 
 def worst_case(job: Job) -> Job:
-    """The same work in each iteration, without what a job does beside its iterations."""
+    """The job with the longest answers, without what it does beside its iterations."""
     model = job.model
     if isinstance(model, TinyModel):
         model = model.model_copy(update={"warm_start": model.warm_start.model_copy(update={"steps": 0})})
@@ -105,18 +106,18 @@ def worst_case(job: Job) -> Job:
 
 
 def main(arguments: list[str]) -> None:
-    member = DaemonPermits.of(os.environ[FOLDER], os.environ[JOB], int(os.environ[ATTEMPT]))
-    member.start()
+    permits = DaemonPermits.of_environment()
+    permits.start()
     try:
         job = worst_case(load_job(Path(arguments[0])))
         with tempfile.TemporaryDirectory(prefix="rollweave-profile-") as folder:
-            measured = run_wall(lambda clock: measure(job, member.on(clock), Path(folder), clock))
+            measured = run_wall(lambda clock: measure(job, permits.on(clock), Path(folder), clock))
     except Exception as error:
         cause = first_cause(error) if isinstance(error, ExceptionGroup) else error
         if isinstance(cause, RollweaveError) and not isinstance(cause, StalePermit):
-            say_failed(member.folder.run(member.job), str(cause))  # it would fail again
+            say_failed(permits.folder.run(permits.job), str(cause))  # it would fail again
         raise
-    member.tell_profile(measured.t_roll, measured.t_train, resident_mb() / 1e3)
+    permits.tell_profile(measured.t_roll, measured.t_train, resident_mb() / 1e3)
 
 
 if __name__ == "__main__":

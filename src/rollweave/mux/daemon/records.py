@@ -5,10 +5,9 @@ profiling ──▶ waiting ──▶ running ──▶ finished
     │            └───────────┘                    its process was killed: it arrives again
     └──▶ failed        any of them ──▶ cancelled
 
-How a job's process ended, read from what it left: nobody can ask a dead process, least of all a daemon that is not
-its parent.
-
-A run that ended in order says so in its `summary.json`, its own errors included. One that says nothing was killed.
+How a job's process ended is read from the files that it left: a daemon that was started later is not its parent and
+gets no exit code. A run that ended in order says so in its `summary.json`, its own errors included; without that file
+it was killed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ENDED: tuple[JobState, ...] = ("finished", "failed", "cancelled")
 
 
 def check_slo(slo: float) -> None:
-    """Refuse an SLO that promises nothing; no number and infinity could not be stored either."""
+    """Refuse an SLO below 1, and what is not a finite number."""
     if not 1 <= slo < math.inf:
         raise ConfigError(
             f"--slo {slo:g}: an SLO is the slow-down that you tolerate, a number of at least 1 (1: as fast as alone; "
@@ -37,7 +36,7 @@ def check_slo(slo: float) -> None:
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """Phase times: worst case by the profiler, or what iterations really took."""
+    """Seconds of the two phases: the worst case by the profiler, or what iterations really took."""
 
     t_roll: float = 0.0
     t_train: float = 0.0
@@ -45,21 +44,21 @@ class PhaseTimes:
 
 @dataclass(slots=True)
 class JobProgress:
-    """Iterations of a job, counted between two of its requests for a rollout turn."""
+    """Iterations of a job, counted between two of its requests for a rollout permit."""
 
     step: int = 0
     """Train steps completed, those of earlier processes included."""
     iterations: int = 0
     seconds: float = 0.0
-    """What those iterations took, waiting for turns included."""
+    """What those iterations took, waiting for permits included."""
     slowest: float = 0.0
     asked_at: float | None = None
-    """When this process last asked for a rollout turn."""
+    """When this process last asked for a rollout permit."""
     tokens: int = 0
     worked: PhaseTimes = field(default_factory=PhaseTimes)
     """Seconds under permits, summed."""
     took: PhaseTimes = field(default_factory=PhaseTimes)
-    """The same of the present iteration."""
+    """Seconds under permits in the present iteration."""
     first_ready: float | None = None
     """When its first iteration could start: the clock of its SLO."""
 
@@ -76,8 +75,8 @@ class JobRecord:
     n_train: int = 1
     steps: int = 1
     state: JobState = "profiling"
-    attempt: int = 0
-    """Processes started for it so far; a process that is not the newest is told to end."""
+    life: int = 0
+    """The number of its newest process; an older process is told to end."""
     process: Process | None = None
     launched: float = 0.0
     """When its newest process was started."""
@@ -86,12 +85,12 @@ class JobRecord:
     cold_seconds: float = 0.0
     """How long its newest process took to load everything."""
     warm_seconds: float = 0.0
-    """The longest time between the grant of a turn and the start of its phase."""
+    """The longest time between the grant of a permit and the start of its phase."""
     progress: JobProgress = field(default_factory=JobProgress)
     handed_back: int | None = None
-    """The last permit that it gave back: told so twice, nobody is wrong."""
+    """The epoch of the last permit that it gave back: a message that comes twice gives back nothing more."""
     kills: int = 0
-    """Violent deaths since it last completed an iteration."""
+    """How often it was killed since it last completed an iteration."""
     error: str = ""
     ended: float | None = None
     why: list[str] = field(default_factory=list)
@@ -106,7 +105,7 @@ Ending = Literal["finished", "failed", "killed"]
 
 
 def how_it_ended(run: Path, log: Path) -> tuple[Ending, str, int]:
-    """Also why, in its own words, and after how many steps (0: it does not say)."""
+    """How a process ended, why (its own message), and after how many steps (0: it does not say)."""
     try:
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -115,20 +114,20 @@ def how_it_ended(run: Path, log: Path) -> tuple[Ending, str, int]:
     if summary["exit_reason"] in ("completed", "target"):
         return "finished", "", steps
     if summary["exit_reason"] == "interrupted":
-        words = "somebody interrupted its process (SIGINT); `rollweave submit --resume ID` goes on with it"
+        words = "its process was interrupted (SIGINT); `rollweave submit --resume ID` goes on with it"
         return "failed", words, steps
     return "failed", str(summary.get("error") or last_words(log)), steps
 
 
 def say_failed(run: Path, error: str) -> None:
-    """For a process that ends with an error of its own before there is a run."""
+    """Leave a summary for a process that ends with an error of its own before there is a run."""
     run.mkdir(parents=True, exist_ok=True)
     summary = {"exit_reason": "failed", "error": error, "steps": 0}
     (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
 
 
 def forget_ending(run: Path) -> None:
-    """Before it goes on: what an earlier process said of its end must not be taken for the next one's."""
+    """Remove the summary of an earlier process, so that it is not taken for that of the next one."""
     (run / "summary.json").unlink(missing_ok=True)
 
 

@@ -1,12 +1,13 @@
-"""The daemon's HTTP interface: what people and jobs may ask, each with the token. No decisions here.
+"""The daemon's HTTP interface: what commands and jobs may ask, each with the token. It decides nothing.
 
-GET  /cluster              nodes, who holds them, who waits        POST /cluster/stop
+GET  /daemon               nodes, their holders, waiting jobs      POST /daemon/stop
 GET  /jobs  /jobs/ID       records                                 POST /jobs, /jobs/ID/cancel, /jobs/ID/resume
-POST /jobs/ID/turn         hand back a permit, wait for the next   POST /jobs/ID/profile
-POST /jobs/ID/awaited      does anybody wait for nodes of this turn that it could do without?
+POST /jobs/ID/permit       hand back a permit, wait for the next   POST /jobs/ID/profile
+POST /jobs/ID/awaited      could another job begin if this permit were narrowed?
 POST /jobs/ID/narrow       hand back some of its nodes             POST /jobs/ID/widened   wait until it has all
 
-The desk: what the HTTP interface may ask for. Turns wait here until they come; the rest is answered at once.
+`Desk` stands between the interface and the controller: requests for permits wait there until they are granted or a poll
+is over, the rest is answered at once.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.controller import Ask, Controller, UnknownJob, Wanted
 from rollweave.mux.daemon.records import JobRecord, PhaseTimes
 from rollweave.mux.daemon.store import StateFolder, StoreError
-from rollweave.mux.daemon.views import cluster_view, job_view
+from rollweave.mux.daemon.views import daemon_view, job_view
 from rollweave.mux.permits import Permit, StalePermit
 
 T = TypeVar("T")
 
 POLL_SECONDS = 20.0
-"""How long a question for a turn is kept open; then the job asks again."""
+"""How long a request for a permit is kept open; then the job asks again."""
 
 
 class Desk:
@@ -46,43 +47,43 @@ class Desk:
         self._clock = clock
         self._changed = asyncio.Event()
         self.stopping = asyncio.Event()
-        """The cluster ends, its jobs with it."""
+        """The daemon ends, its jobs with it."""
         self.leaving = asyncio.Event()
         """The daemon ends alone."""
         self.on_change: Callable[[], None] = lambda: None
         """Something may have to be started or ended."""
 
     def changed(self) -> None:
-        """Whoever waits for a turn looks again."""
+        """Let every request that waits look again."""
         self._changed.set()
         self._changed = asyncio.Event()
         self.on_change()
 
     # -------------------------------------------------------------------------------------------- for jobs
 
-    async def turn(self, ask: Ask) -> dict[str, Any] | None:
-        """The permit once the turn has come, or None after a while: then the job asks again."""
+    async def permit(self, ask: Ask) -> dict[str, Any] | None:
+        """The permit once it is granted, or None after a while: then the job asks again."""
         permit = self.controller.ask(ask)
         self.changed()
         if permit is None:
             permit = await self._once(lambda: self.controller.ask(ask))
         return self._described(permit)
 
-    async def widened(self, job: str, attempt: int, epoch: int) -> dict[str, Any] | None:
+    async def widened(self, job: str, life: int, epoch: int) -> dict[str, Any] | None:
         """The permit once it has all its nodes, or None after a while."""
-        return self._described(await self._once(lambda: self.controller.widened(job, attempt, epoch)))
+        return self._described(await self._once(lambda: self.controller.widened(job, life, epoch)))
 
-    async def awaited(self, job: str, attempt: int, epoch: int, keep: int) -> bool:
-        """Whether somebody waits for what this turn could do without; asked for a while."""
-        return bool(await self._once(lambda: self.controller.awaited(job, attempt, epoch, keep) or None))
+    async def awaited(self, job: str, life: int, epoch: int, keep: int) -> bool:
+        """Whether another job could begin if this permit were narrowed; looked at for a while."""
+        return bool(await self._once(lambda: self.controller.awaited(job, life, epoch, keep) or None))
 
-    def narrow(self, job: str, attempt: int, epoch: int, keep: int) -> dict[str, Any] | None:
-        permit = self.controller.narrow(job, attempt, epoch, keep)
+    def narrow(self, job: str, life: int, epoch: int, keep: int) -> dict[str, Any] | None:
+        permit = self.controller.narrow(job, life, epoch, keep)
         self.changed()
         return self._described(permit)
 
     async def _once(self, look: Callable[[], T | None]) -> T | None:
-        """What there is to be seen, as soon as there is; None: not in time."""
+        """What `look` finds as soon as it finds something; None: not in time."""
         until = self._clock.now() + POLL_SECONDS
         found = look()
         while found is None and (left := until - self._clock.now()) > 0 and not self.stopping.is_set():
@@ -100,8 +101,8 @@ class Desk:
             return None
         return {**asdict(permit), "cores": self.controller.admission.cores(permit.nodes, self._cores)}
 
-    def profiled(self, job: str, attempt: int, measured: PhaseTimes, memory_gb: float) -> None:
-        self.controller.profiled(job, attempt, measured, memory_gb)
+    def profiled(self, job: str, life: int, measured: PhaseTimes, memory_gb: float) -> None:
+        self.controller.profiled(job, life, measured, memory_gb)
 
     # ------------------------------------------------------------------------------------------- for people
 
@@ -114,7 +115,7 @@ class Desk:
         return self.job(record.id)
 
     def _write_job(self, job: str, text: str) -> None:
-        """Before the job is booked: a job that is known has its file."""
+        """Write the job file before the job is booked: a job that is known has its file."""
         folder = self.folder.job(job)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.yaml").write_text(text, encoding="utf-8")
@@ -144,8 +145,8 @@ class Desk:
     def job(self, job: str) -> dict[str, Any]:
         return self._view(self.controller.get(job))
 
-    def cluster(self) -> dict[str, Any]:
-        return cluster_view(self.controller, self.folder)
+    def daemon(self) -> dict[str, Any]:
+        return daemon_view(self.controller, self.folder)
 
     def _view(self, record: JobRecord) -> dict[str, Any]:
         return job_view(record, self.controller, Path(self.folder.run(record.id)))
@@ -158,13 +159,13 @@ WRONG_TOKEN = (
 
 
 class FiniteMessage(BaseModel):
-    """What is sent becomes part of the daemon's state, which holds finite numbers only."""
+    """A body that becomes part of the daemon's state, which holds finite numbers only."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
 
 class Submission(FiniteMessage):
-    """A checked job file and what its owner wants."""
+    """A checked job file, its SLO and the nodes that it asks for."""
 
     name: str
     source: str
@@ -175,8 +176,10 @@ class Submission(FiniteMessage):
     n_train: int = Field(1, gt=0)
 
 
-class TurnMessage(FiniteMessage):
-    attempt: int
+class AskMessage(FiniteMessage):
+    """A process hands its permit back and asks for the next (`Ask`)."""
+
+    life: int
     ticket: str
     wanted: Wanted
     epoch: int | None = None
@@ -187,15 +190,15 @@ class TurnMessage(FiniteMessage):
 
 
 class PermitMessage(FiniteMessage):
-    """About a turn that goes on. `keep`: with so many of its nodes."""
+    """About a permit that is held. `keep`: how many of its nodes it would keep."""
 
-    attempt: int
+    life: int
     epoch: int
     keep: int = Field(1, gt=0)
 
 
 class ProfileMessage(FiniteMessage):
-    attempt: int
+    life: int
     t_roll: float
     t_train: float
     memory_gb: float
@@ -206,7 +209,7 @@ def make_app(desk: Desk, token: str) -> FastAPI:
         if not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
             raise HTTPException(401, WRONG_TOKEN)
 
-    app = FastAPI(title="rollweave cluster", dependencies=[Depends(known)], docs_url=None, redoc_url=None)
+    app = FastAPI(title="rollweave daemon", dependencies=[Depends(known)], docs_url=None, redoc_url=None)
     app.add_exception_handler(RollweaveError, _refused)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(StoreError, partial(_broken, desk))
@@ -217,8 +220,8 @@ def make_app(desk: Desk, token: str) -> FastAPI:
 
 
 def _routes(desk: Desk) -> list[tuple[str, str, Callable[..., Awaitable[Any]]]]:
-    async def cluster() -> dict[str, Any]:
-        return desk.cluster()
+    async def daemon() -> dict[str, Any]:
+        return desk.daemon()
 
     async def stop(leave_jobs: bool = False) -> dict[str, Any]:
         return desk.stop(leave_jobs)
@@ -238,31 +241,31 @@ def _routes(desk: Desk) -> list[tuple[str, str, Callable[..., Awaitable[Any]]]]:
     async def resume(job_id: str) -> dict[str, Any]:
         return desk.resubmit(job_id)
 
-    async def turn(job_id: str, message: TurnMessage) -> dict[str, Any]:
-        return {"permit": await desk.turn(Ask(job_id, **message.model_dump()))}
+    async def permit(job_id: str, message: AskMessage) -> dict[str, Any]:
+        return {"permit": await desk.permit(Ask(job_id, **message.model_dump()))}
 
     async def awaited(job_id: str, message: PermitMessage) -> dict[str, Any]:
-        return {"awaited": await desk.awaited(job_id, message.attempt, message.epoch, message.keep)}
+        return {"awaited": await desk.awaited(job_id, message.life, message.epoch, message.keep)}
 
     async def narrow(job_id: str, message: PermitMessage) -> dict[str, Any]:
-        return {"permit": desk.narrow(job_id, message.attempt, message.epoch, message.keep)}
+        return {"permit": desk.narrow(job_id, message.life, message.epoch, message.keep)}
 
     async def widened(job_id: str, message: PermitMessage) -> dict[str, Any]:
-        return {"permit": await desk.widened(job_id, message.attempt, message.epoch)}
+        return {"permit": await desk.widened(job_id, message.life, message.epoch)}
 
     async def profile(job_id: str, message: ProfileMessage) -> dict[str, Any]:
-        desk.profiled(job_id, message.attempt, PhaseTimes(message.t_roll, message.t_train), message.memory_gb)
+        desk.profiled(job_id, message.life, PhaseTimes(message.t_roll, message.t_train), message.memory_gb)
         return {}
 
     return [
-        ("GET", "/cluster", cluster),
-        ("POST", "/cluster/stop", stop),
+        ("GET", "/daemon", daemon),
+        ("POST", "/daemon/stop", stop),
         ("GET", "/jobs", jobs),
         ("POST", "/jobs", submit),
         ("GET", "/jobs/{job_id}", job),
         ("POST", "/jobs/{job_id}/cancel", cancel),
         ("POST", "/jobs/{job_id}/resume", resume),
-        ("POST", "/jobs/{job_id}/turn", turn),
+        ("POST", "/jobs/{job_id}/permit", permit),
         ("POST", "/jobs/{job_id}/awaited", awaited),
         ("POST", "/jobs/{job_id}/narrow", narrow),
         ("POST", "/jobs/{job_id}/widened", widened),
@@ -271,26 +274,26 @@ def _routes(desk: Desk) -> list[tuple[str, str, Callable[..., Awaitable[Any]]]]:
 
 
 async def _broken(desk: Desk, request: Request, error: Exception) -> JSONResponse:
-    """What cannot be written down must not be acted on: the daemon ends, and the next one begins from the disk. Whoever
-    asks this one until then hears of nothing that is not there."""
+    """The disk cannot be written, so nothing may be done: the daemon ends, and the next one begins from the disk. Until
+    then this one answers with what is on the disk."""
     desk.controller.load()
     desk.give_up(str(error))
     return JSONResponse({"detail": str(error)}, 503)
 
 
 async def _failed(desk: Desk, request: Request, error: Exception) -> JSONResponse:
-    """An error of ours: nothing of what was begun has happened, and whoever asked may ask again. The log has more."""
+    """An error of the daemon: the transition is taken back, and the caller may ask again. The log has the traceback."""
     desk.controller.load()
     return JSONResponse({"detail": f"{type(error).__name__}: {error}; see the daemon's log"}, 500)
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
-    """What the caller can fix, in words."""
+    """A mistake that the caller can fix: the message says how."""
     code = 404 if isinstance(error, UnknownJob) else 409 if isinstance(error, StalePermit) else 422
     return JSONResponse({"detail": str(error)}, code)
 
 
 async def _malformed(request: Request, error: Exception) -> JSONResponse:
-    """In words of ours: an answer that repeats what was sent cannot be written if that is no number."""
+    """A body with wrong values. FastAPI would repeat them in its answer, but JSON cannot hold NaN."""
     assert isinstance(error, RequestValidationError)
     return JSONResponse({"detail": "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in error.errors())}, 422)

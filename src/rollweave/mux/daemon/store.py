@@ -1,13 +1,11 @@
-"""The daemon's memory: one SQLite file. A transition is one transaction; what was answered to anybody is on the disk.
+"""The daemon's state on the disk: a folder, and in it one SQLite file.
 
-Jobs are a row each, everything small that changes together (turns, the scheduler's state, counters) is one row of
-`facts`. Rows are JSON: the types are those of the code, and there is nothing to join.
-
-The daemon's state folder: where everything of a cluster lies.
-
-state.db      jobs, turns, the scheduler's state      token         who may read it may give orders (mode 0600)
+state.db      jobs, permits, the scheduler's state    token         lets its reader give orders (mode 0600)
 daemon.json   where the daemon listens                lock          held by the one daemon of this folder
-daemon.log    what it said                            jobs/ID/      a job: job.yaml, log, profile.json, run/
+daemon.log    what it printed                         jobs/ID/      a job: job.yaml, log, run/
+
+In the SQLite file each job is a row, and each thing that changes as a whole (permits, the scheduler's state, counters)
+is a row of `facts`; rows are JSON. A transition is one transaction: what the daemon has answered is on the disk.
 """
 
 from __future__ import annotations
@@ -26,7 +24,9 @@ from pydantic import TypeAdapter, ValidationError
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.records import JobRecord
 
-VERSION = 1
+FORMAT = 2
+"""Raised when the meaning of stored rows changes; older state is refused."""
+
 _JOB = TypeAdapter(JobRecord)
 UPSERT = "INSERT INTO {} VALUES (?, ?) ON CONFLICT DO UPDATE SET body = excluded.body"
 
@@ -52,8 +52,11 @@ class Store:
         except sqlite3.Error as error:
             raise StoreError(f"{path}: cannot be used as the daemon's state ({error}); name another --state") from None
         found = self.fact("version")
-        if found not in (None, VERSION):
-            raise StoreError(f"{path} was written by another version of Rollweave; name another --state folder")
+        if found not in (None, FORMAT):
+            raise StoreError(
+                f"{path} has format {found}, this version of Rollweave reads format {FORMAT}: name another --state "
+                "folder and submit the jobs again, or go on with the version that wrote it"
+            )
 
     def save(
         self,
@@ -61,10 +64,10 @@ class Store:
         facts: Mapping[str, Any],
         events: Iterable[tuple[float, str, str, str]] = (),
     ) -> None:
-        """All of it or nothing."""
+        """Write all of it or nothing."""
         rows = [(job.id, _JOB.dump_json(job).decode()) for job in jobs]
         # Python's own JSON: it knows infinities, which deadlines may be.
-        named = [(name, json.dumps(body)) for name, body in {"version": VERSION, **facts}.items()]
+        named = [(name, json.dumps(body)) for name, body in {"version": FORMAT, **facts}.items()]
         try:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany(UPSERT.format("jobs"), rows)
@@ -103,7 +106,7 @@ class Store:
         return None if row is None else json.loads(row[0])
 
     def events(self, job: str | None = None, most: int = 50) -> list[tuple[float, str, str, str]]:
-        """What happened last, oldest first."""
+        """The last `most` events, oldest first."""
         where, values = ("WHERE job = ?", (job, most)) if job else ("", (most,))
         rows = self._db.execute(
             f"SELECT at, name, job, text FROM events {where} ORDER BY number DESC LIMIT ?", values
@@ -130,7 +133,7 @@ class StateFolder:
     @classmethod
     def choose(cls, given: Path | None) -> StateFolder:
         """--state, else ROLLWEAVE_STATE, else a folder in the user's home."""
-        named = given or os.environ.get("ROLLWEAVE_STATE") or Path.home() / ".rollweave" / "cluster"
+        named = given or os.environ.get("ROLLWEAVE_STATE") or Path.home() / ".rollweave" / "daemon"
         return cls(Path(named).absolute())
 
     @property
@@ -165,7 +168,7 @@ class StateFolder:
             found: dict[str, Any] = json.loads(self.address_file.read_text())
         except (OSError, ValueError):
             raise NoDaemon(
-                f"no daemon has been started on {self.path}: run `rollweave cluster start` first (or name its folder "
+                f"no daemon has been started on {self.path}: run `rollweave daemon start` first (or name its folder "
                 "with --state)"
             ) from None
         return found

@@ -1,6 +1,5 @@
-"""What people and programs see of jobs and nodes: plain dictionaries, the `--json` of the commands.
-
-The daemon's answers as text: aligned, with units, nothing that a person does not need.
+"""What the commands show of jobs and nodes. A view is a plain dictionary, the `--json` of a command; a screen is a
+view as text, aligned and with units.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def job_view(record: JobRecord, controller: Controller, run: Path) -> dict[str, 
         "warm_start_seconds": record.warm_seconds,
         "group": group.id if group else None,
         "mode": group.mode if group else None,
-        "attempt": record.attempt,
+        "life": record.life,
         "pid": record.process.pid if record.process else None,
         "submitted": record.submitted,
         "first_ready": progress.first_ready,
@@ -54,8 +53,8 @@ def job_view(record: JobRecord, controller: Controller, run: Path) -> dict[str, 
     }
 
 
-def cluster_view(controller: Controller, folder: StateFolder) -> dict[str, Any]:
-    admission, turns = controller.admission, controller.turns
+def daemon_view(controller: Controller, folder: StateFolder) -> dict[str, Any]:
+    admission, table = controller.admission, controller.permit_table
     nodes = [
         *(f"rollout-{number}" for number in range(admission.rollout_nodes)),
         *(f"train-{number}" for number in range(admission.train_nodes)),
@@ -66,9 +65,9 @@ def cluster_view(controller: Controller, folder: StateFolder) -> dict[str, Any]:
         "nodes": [
             {
                 "node": node,
-                "holder": turns.holder(node),
+                "holder": table.holder(node),
                 "seconds": controller.held_seconds(node),
-                "waiting": turns.line(node),
+                "waiting": table.line(node),
             }
             for node in nodes
         ],
@@ -80,14 +79,14 @@ def cluster_view(controller: Controller, folder: StateFolder) -> dict[str, Any]:
 
 
 def _doing(record: JobRecord, controller: Controller) -> str:
-    """Where a job stands right now, in a few words."""
-    turns = controller.turns
-    if permit := turns.permits.get(record.id):
+    """What a job does right now, in a few words."""
+    table = controller.permit_table
+    if permit := table.permits.get(record.id):
         what = "starts" if permit.visit and record.state == "running" else "measures" if permit.visit else "runs"
         return f"{what} on {', '.join(permit.nodes)}"
-    if request := turns.requests.get(record.id):
-        holder = turns.holder(request.nodes[0])
-        ahead = holder or next((job for job in turns.line(request.nodes[0]) if job != record.id), None)
+    if request := table.requests.get(record.id):
+        holder = table.holder(request.nodes[0])
+        ahead = holder or next((job for job in table.line(request.nodes[0]) if job != record.id), None)
         return f"waits for {', '.join(request.nodes)}" + (f" behind {ahead}" if ahead else "")
     if record.over or record.state == "waiting":
         return ""
@@ -104,11 +103,11 @@ def jobs_screen(jobs: Sequence[dict[str, Any]]) -> str:
     return _table([head, *(_job_row(job) for job in jobs)], right=frozenset(range(2, 8)))
 
 
-def cluster_screen(cluster: dict[str, Any]) -> str:
-    rows = [(node["node"], _holder(node), " ".join(node["waiting"]) or "-") for node in cluster["nodes"]]
-    counts = ", ".join(f"{count} {state}" for state, count in cluster["jobs"].items() if count) or "none"
+def daemon_screen(daemon: dict[str, Any]) -> str:
+    rows = [(node["node"], _holder(node), " ".join(node["waiting"]) or "-") for node in daemon["nodes"]]
+    counts = ", ".join(f"{count} {state}" for state, count in daemon["jobs"].items() if count) or "none"
     table = _table([("node", "used by", "waiting, next first"), *rows])
-    return "\n".join([table, "", f"jobs: {counts}", f"state: {cluster['state_folder']}", *cluster["set_aside"]])
+    return "\n".join([table, "", f"jobs: {counts}", f"state: {daemon['state_folder']}", *daemon["set_aside"]])
 
 
 def explain_screen(job: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ The replay of a trace and the daemon use the same class. It has no state except 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from rollweave.mux.decisions.departure import plan_consolidation, plan_departure
 from rollweave.mux.decisions.invariants import check_plan
@@ -15,6 +16,16 @@ from rollweave.mux.decisions.plan import Plan, PlanStep, apply, try_plan
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.policy import ROLLMUX, MuxPolicy
 from rollweave.mux.model.state import ClusterState
+
+
+class Decider(Protocol):
+    """What a policy has to answer; `Scheduler` does, and so does every baseline."""
+
+    def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan: ...
+    def depart(self, state: ClusterState, job: str, now: float) -> Plan: ...
+    def fail(self, state: ClusterState, job: str, now: float) -> Plan: ...
+    def observe(self, state: ClusterState, job: str, t_roll: float, t_train: float, now: float) -> Plan: ...
+    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

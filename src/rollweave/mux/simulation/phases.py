@@ -1,9 +1,12 @@
-"""Every phase of every job, one by one: what the fluid replay leaves out.
+"""Simulates every phase of every job: what the replay with mean rates leaves out.
 
-A job rolls out on its nodes, then trains on its group's train nodes, and so on. Under round robin a node serves its
-jobs in the group's order, lap by lap, and waits for whose turn it is; first come, first served takes them as they queue
-up. Who joins does so at the tail of the running lap; who moves loses the iteration it was in. Two jobs of a group
-never hold the same node, and a rollout on several nodes starts when it is first on all of them.
+A job rolls out on its nodes, then trains on the train nodes of its group, and so on. Which job may begin next is
+decided by the `PermitTable` of the real daemon (mux/permits.py): a job asks for a permit, runs its phase when it is
+granted, hands it back and asks for the next. A new job, or one that was moved, joins after its cold start or its
+pause; a job that is moved loses the iteration that it was in.
+
+What the simulation leaves out: cold starts and profiling use no node here (they are seconds during which the job is
+away), and no rollout hands back nodes before its end (the experiments model tails as mean rates: `Migration`).
 """
 
 from __future__ import annotations
@@ -12,18 +15,13 @@ import heapq
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
-from rollweave.mux.model.group import CoGroup
+from rollweave.mux.decisions.seats import seat_in, seats_of
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.state import ClusterState
+from rollweave.mux.permits import Permit, PermitTable
 from rollweave.mux.simulation.replay import Replay
-
-RunnerStage = Literal["away", "roll queue", "roll", "train queue", "train"]
-TRAIN = "train"
-Where = int | str
-"""A rollout node, or the train nodes of a group."""
-PhaseNode = tuple[int, Where]
+from rollweave.pipelines.permits import SharedPool
 
 
 @dataclass(slots=True)
@@ -33,66 +31,62 @@ class Runner:
     job: MuxJob
     home: int
     done: int
-    stage: RunnerStage = "away"
-    lap: int = 0
-    queued: int = 0
-    """When it took its place in a queue, as a count of all queueings so far."""
+    permit: Permit | None = None
+    """What it runs on now; None: it waits for a permit or is away."""
     began: float = -1.0
-    """The first rollout; the SLO clock starts here."""
+    """The start of its first rollout; the clock of its SLO starts here."""
     last_end: float = 0.0
     iterations_in_slo: int = 0
-    epoch: int = 0
-    """Events of an earlier epoch are void: the job was moved."""
-    held: tuple[PhaseNode, ...] = ()
+    life: int = 0
+    """Events of an earlier life are void: the job was moved meanwhile."""
 
     @property
     def finished(self) -> bool:
         return self.done >= self.job.n_iters
 
-    def next_lap(self, where: Where) -> int:
-        past = self.stage == "train" if where == TRAIN else self.stage in ("roll", "train queue", "train")
-        return self.lap + past
+    @property
+    def trains(self) -> bool:
+        return self.permit is not None and self.permit.pool == "train"
 
 
 @dataclass(slots=True)
 class PhaseWorld:
     state: ClusterState
+    table: PermitTable = field(default_factory=PermitTable)
     runners: dict[str, Runner] = field(default_factory=dict)
-    busy: set[PhaseNode] = field(default_factory=set)
-    modes: dict[int, str] = field(default_factory=dict)
     events: list[tuple[float, int, str, int]] = field(default_factory=list)
+    """Time, number, job, life: a phase ends, or a job that was away joins."""
     number: int = 0
     ends: dict[str, list[float]] = field(default_factory=dict)
     """When each job's iterations ended."""
 
     def follow(self, now: float) -> None:
-        """The scheduler has decided: who is new, who moved, who is gone."""
+        """Carry out what the scheduler has decided: jobs that are new, that moved, that are gone."""
         for name in self.runners.keys() - self.state.jobs.keys():
-            self._stop(self.runners.pop(name))
+            del self.runners[name]
+            self.table.leave(name)
         for name, job in self.state.jobs.items():
             runner, home = self.runners.get(name), self.state.home[name]
             if runner is None or runner.job is not job:
-                runner = self.runners[name] = Runner(job, home, int(job.done), epoch=self.number)
-                self._wake_at(runner, max(now, job.resumes_at))
+                self.table.leave(name)
+                self._send_away(Runner(job, home, int(job.done)), now)
             elif runner.home != home or job.moved_at == now:
-                self._stop(runner)
-                runner.home = home
-                self._wake_at(runner, max(now, job.resumes_at))
-        for group in self.state.groups.values():
-            if self.modes.get(group.id) != group.mode:
-                self._relap(group)
-            self._serve(group, now)
+                self.table.leave(name)
+                runner.home, runner.permit = home, None
+                self._send_away(runner, now)
+        self.table.reseat(seats_of(self.state))
+        self._start_granted(now)
 
     def run(self, until: float) -> tuple[float, Runner] | None:
-        """Phases up to `until`, or to the first iteration before it that somebody has to hear of."""
+        """Run phases up to `until`, or to the first end of an iteration before it that the scheduler has to hear of."""
         while self.events and self.events[0][0] < until:
-            now, _, name, epoch = heapq.heappop(self.events)
+            now, _, name, life = heapq.heappop(self.events)
             runner = self.runners.get(name)
-            if runner is None or runner.epoch != epoch:
+            if runner is None or runner.life != life:
                 continue
-            trained = runner.stage == "train"
-            self._ended(runner, now)
-            # Under round robin nothing can come of an iteration that took what was planned.
+            trained = runner.trains
+            self._go_on(runner, now)
+            # Under round robin the scheduler changes nothing after an iteration that took as long as planned.
             if trained and (runner.finished or self.state.groups[runner.home].mode == "fifo"):
                 return now, runner
         return None
@@ -102,105 +96,61 @@ class PhaseWorld:
         for runner in self.runners.values():
             runner.job.report(float(runner.done), now)
 
-    def _wake_at(self, runner: Runner, when: float) -> None:
-        runner.stage = "away"
-        self._event(runner, when)
+    def _send_away(self, runner: Runner, now: float) -> None:
+        """The job joins its group when its cold start or its pause is over."""
+        self.runners[runner.job.id] = runner
+        self.number += 1
+        runner.life = self.number
+        self._event(runner, max(now, runner.job.resumes_at))
 
     def _event(self, runner: Runner, when: float) -> None:
         self.number += 1
-        heapq.heappush(self.events, (when, self.number, runner.job.id, runner.epoch))
+        heapq.heappush(self.events, (when, self.number, runner.job.id, runner.life))
 
-    def _queue(self, runner: Runner, stage: RunnerStage) -> None:
-        self.number += 1
-        runner.stage, runner.queued = stage, self.number
-
-    def _ended(self, runner: Runner, now: float) -> None:
-        """A phase (or a pause) is over."""
-        group = self.state.groups[runner.home]
-        if runner.stage == "away":
-            self._join(runner, group, now)
-        elif runner.stage == "roll":
-            self._free(runner)
-            self._queue(runner, "train queue")
-        else:
-            self._free(runner)
-            runner.done += 1
-            runner.lap += 1
-            runner.iterations_in_slo += now - runner.last_end <= runner.job.slo * runner.job.solo_s * (1 + 1e-9)
-            runner.last_end = now
-            self.ends.setdefault(runner.job.id, []).append(now)
-            self._queue(runner, "roll queue")
-        if not runner.finished:
-            self._serve(group, now)
-
-    def _join(self, runner: Runner, group: CoGroup, now: float) -> None:
-        """At the tail of the lap that rolls out now: whoever is in it already is not held up."""
-        others = [other for other in self._present(group) if other is not runner]
-        runner.lap = max((other.lap + other.stage.startswith("train") for other in others), default=0)
-        self._queue(runner, "roll queue")
-        if runner.began < 0:
-            runner.last_end = now
-
-    def _present(self, group: CoGroup) -> list[Runner]:
-        members = (self.runners.get(name) for name in group.order or group.jobs)
-        return [runner for runner in members if runner and runner.stage != "away" and runner.home == group.id]
-
-    def _relap(self, group: CoGroup) -> None:
-        """Coming from first come, first served: everybody starts round robin in the same lap."""
-        self.modes[group.id] = group.mode
-        for runner in self._present(group):
-            runner.lap = 0
-
-    def _serve(self, group: CoGroup, now: float) -> None:
-        """Start whatever may start."""
-        present = self._present(group)
-        for runner in present:
-            if runner.stage == "roll queue" and self._first_on_all(runner, group, present):
-                self._start(runner, group, now, "roll")
-        first = [runner for runner in present if runner.stage == "train queue"]
-        for runner in sorted(first, key=lambda runner: runner.queued):
-            if self._turn(runner, TRAIN, group, present):
-                self._start(runner, group, now, "train")
-                break
-
-    def _first_on_all(self, runner: Runner, group: CoGroup, present: list[Runner]) -> bool:
-        return all(self._turn(runner, node, group, present) for node in self._pins(runner))
-
-    def _pins(self, runner: Runner) -> tuple[int, ...]:
-        return self.state.groups[runner.home].pins[runner.job.id]
-
-    def _turn(self, runner: Runner, where: Where, group: CoGroup, present: list[Runner]) -> bool:
-        if (group.id, where) in self.busy:
-            return False
-        rivals = [other for other in present if where == TRAIN or where in self._pins(other)]
-        if group.mode == "fifo":
-            waiting: RunnerStage = "train queue" if where == TRAIN else "roll queue"
-            return runner.queued == min(other.queued for other in rivals if other.stage == waiting)
-        laps = [other.next_lap(where) for other in rivals]
-        return rivals[laps.index(min(laps))] is runner
-
-    def _start(self, runner: Runner, group: CoGroup, now: float, stage: RunnerStage) -> None:
-        own, shared = group.phases[runner.job.id], len(group.pins) > 1
-        runner.held = ((group.id, TRAIN),) if stage == "train" else tuple((group.id, n) for n in self._pins(runner))
-        self.busy.update(runner.held)
-        if stage == "roll":
-            seconds = own.shared_roll if shared else own.roll
+    def _go_on(self, runner: Runner, now: float) -> None:
+        """A phase, or the time that a job was away, is over: the job asks for its next permit."""
+        name, permit = runner.job.id, runner.permit
+        if permit is None:
+            self.table.join(name, seat_in(self.state.groups[runner.home], name))
             if runner.began < 0:
-                runner.began = runner.last_end = now
-                runner.job.deadline = now + runner.job.slo * (runner.job.n_iters - runner.done) * runner.job.solo_s
+                runner.last_end = now
         else:
-            seconds = own.shared_train if shared else own.train
-        runner.stage = stage
-        self._event(runner, now + seconds)
+            self.table.give_back(name, permit.epoch)
+            runner.permit = None
+            if permit.pool == "train":
+                self._count_iteration(runner, now)
+        if not runner.finished:
+            self._ask(runner, after=permit)
+            self._start_granted(now)
 
-    def _free(self, runner: Runner) -> None:
-        self.busy.difference_update(runner.held)
-        runner.held = ()
+    def _ask(self, runner: Runner, after: Permit | None) -> None:
+        pool: SharedPool = "train" if after is not None and after.pool == "rollout" else "rollout"
+        name = runner.job.id
+        if pool == "train" and runner.done + 1 >= runner.job.n_iters:
+            self.table.leave_after_this_lap(name)
+        self.table.ask(name, f"{runner.done}", pool, self.table.tenants[name].seat.nodes[pool])
 
-    def _stop(self, runner: Runner) -> None:
-        self._free(runner)
-        self.number += 1
-        runner.epoch = self.number
+    def _count_iteration(self, runner: Runner, now: float) -> None:
+        runner.done += 1
+        runner.iterations_in_slo += now - runner.last_end <= runner.job.slo * runner.job.solo_s * (1 + 1e-9)
+        runner.last_end = now
+        self.ends.setdefault(runner.job.id, []).append(now)
+
+    def _start_granted(self, now: float) -> None:
+        for permit in self.table.grant(now):
+            self._start(self.runners[permit.job], permit, now)
+
+    def _start(self, runner: Runner, permit: Permit, now: float) -> None:
+        runner.permit = permit
+        group = self.state.groups[runner.home]
+        own, shared = group.phases[runner.job.id], len(group.pins) > 1
+        if permit.pool == "train":
+            self._event(runner, now + (own.shared_train if shared else own.train))
+            return
+        if runner.began < 0:
+            runner.began = runner.last_end = now
+            runner.job.deadline = now + runner.job.slo * (runner.job.n_iters - runner.done) * runner.job.solo_s
+        self._event(runner, now + (own.shared_roll if shared else own.roll))
 
 
 @dataclass(slots=True)

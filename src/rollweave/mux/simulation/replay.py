@@ -1,9 +1,9 @@
-"""Replaying a trace under a policy: arrivals, departures, failures, moves; what did it cost, whose promise broke.
+"""Replays a trace of arrivals under a policy, with failures and moves: what it cost, and which promises it kept.
 
-The state and its decisions are the scheduler's own (`state.py`, `scheduler.py`); the replay only tells it what happens
-and keeps the books. Progress between two events is linear (one iteration per `job.pace` seconds), every event computes
-the pace of the groups it touches anew, and a job leaves at the moment its last iteration ends. How far that is from a
-run phase by phase is measured in `phases.py`.
+The state and the decisions are the scheduler's own (`ClusterState`, `Scheduler`); the replay tells it what happens and
+keeps the books. Progress between two events is linear (one iteration per `pace` seconds), every event computes the pace
+of the groups that it touches anew, and a job leaves when its last iteration ends. `PhaseReplay` simulates every phase
+instead.
 """
 
 from __future__ import annotations
@@ -18,25 +18,15 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from rollweave.errors import ConfigError
 from rollweave.mux.decisions.plan import Plan
+from rollweave.mux.decisions.scheduler import Decider
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.state import ClusterState
 from rollweave.mux.simulation.books import SLACK, ReplayBooks
-from rollweave.mux.simulation.reality import Reality
-
-
-class Decider(Protocol):
-    """What a policy has to answer; `Scheduler` does, and so does every baseline."""
-
-    def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan: ...
-    def depart(self, state: ClusterState, job: str, now: float) -> Plan: ...
-    def fail(self, state: ClusterState, job: str, now: float) -> Plan: ...
-    def observe(self, state: ClusterState, job: str, t_roll: float, t_train: float, now: float) -> Plan: ...
-    def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None: ...
 
 
 @runtime_checkable
 class Periodic(Protocol):
-    """A policy that also wants to look around now and then."""
+    """A policy that also decides at regular times, without an event."""
 
     @property
     def every_s(self) -> float: ...
@@ -102,15 +92,13 @@ class Replay:
     state: ClusterState = field(default_factory=ClusterState)
     stopwatch: Callable[[], float] = lambda: 0.0
     """Seconds; only for the latency of decisions. Without one they are all 0 and a replay is the same every time."""
-    reality: Reality | None = None
     outcome: ReplayResult = field(default_factory=ReplayResult)
     events: list[tuple[float, int, bool, Action]] = field(default_factory=list)
-    """Time, number, whether the replay has to go on for it (a look around is no reason to), what to do."""
+    """Time, number, whether the replay has to go on for it (not for a `Periodic` look), what to do."""
     waiting: deque[MuxJob] = field(default_factory=deque)
     """Submitted while the pools were full; tried again, in order, after each departure."""
     submitted: dict[str, float] = field(default_factory=dict)
     placed: dict[str, float] = field(default_factory=dict)
-    first_solo: dict[str, float] = field(default_factory=dict)
     number: int = 0
 
     def run(self, arrivals: Iterable[tuple[float, MuxJob]], failures: Sequence[Failure] = ()) -> ReplayResult:
@@ -127,7 +115,7 @@ class Replay:
         return self.outcome
 
     def _step(self) -> bool:
-        """One event: the next departure if it comes first (its nodes are free for whoever arrives then)."""
+        """One event: the next departure if it comes first (its nodes are free for a job that arrives then)."""
         if self._over():
             return False
         leaver = min(self.state.jobs.values(), key=lambda job: job.finish_at(), default=None)
@@ -139,8 +127,6 @@ class Replay:
         elif leaver is not None:
             self.outcome.ledger.advance(self.state, finish)
             self._depart(leaver, finish)
-        if self.reality is not None:
-            self.reality.settle(self.state, self.outcome.ledger.now)
         return True
 
     def _at(self, when: float, action: Action, counts: bool = True) -> None:
@@ -152,7 +138,6 @@ class Replay:
 
     def _arrive(self, job: MuxJob, now: float) -> None:
         self.submitted.setdefault(job.id, now)
-        self.first_solo.setdefault(job.id, job.solo_s)
         plan = self._decide("arrive", job.id, now, lambda: self.decider.arrive(self.state, job, now), job)
         if any(step.kind == "wait" for step in plan.steps):
             self.waiting.append(job)
@@ -170,11 +155,7 @@ class Replay:
         self._retry(now)
 
     def _deadline(self, job: MuxJob) -> float:
-        if self.reality is None or not self.reality.drifts:
-            return job.deadline
-        # Judged against the work as it became, from the first placement on: resubmissions do not start a new clock.
-        alone = job.n_iters * self.first_solo[job.id] + self.reality.extra_s(job)
-        return self.placed[job.id] + job.profile.cold_s + job.slo * alone
+        return job.deadline
 
     def _fail(self, failure: Failure, now: float) -> None:
         job = self.state.jobs.get(failure.job)
@@ -210,31 +191,9 @@ class Replay:
     def _start_ticks(self) -> None:
         if isinstance(self.decider, Periodic):
             self._at(self.decider.every_s, self._tick, counts=False)
-        if self.reality is not None and self.reality.every_s < math.inf:
-            self._at(self.reality.every_s, self._observe, counts=False)
 
     def _tick(self, now: float) -> None:
         assert isinstance(self.decider, Periodic)
         decider = self.decider
         self._decide("tick", "", now, lambda: decider.tick(self.state, now))
         self._at(now + decider.every_s, self._tick, counts=False)
-
-    def _observe(self, now: float) -> None:
-        assert self.reality is not None
-        for job in list(self.state.jobs.values()):
-            if job.id in self.state.jobs and job.resumes_at <= now:
-                self._observe_one(job, now)
-        self._at(now + self.reality.every_s, self._observe, counts=False)
-
-    def _observe_one(self, job: MuxJob, now: float) -> None:
-        assert self.reality is not None
-        t_roll, t_train = self.reality.measured(job, now)
-        profile = job.profile.with_times(t_roll, t_train)
-        kept = replace(job, done=job.done_at(now), pace=0.0, profile=profile, solo_s=profile.solo_s)
-        plan = self._decide(
-            "observe", job.id, now, lambda: self.decider.observe(self.state, job.id, t_roll, t_train, now)
-        )
-        if any(step.kind == "resubmit" for step in plan.steps):
-            self.outcome.moves += 1
-            self.outcome.paused_s += job.profile.move_s
-            self._at(now + job.profile.move_s, partial(self._arrive, kept))

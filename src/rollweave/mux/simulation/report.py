@@ -1,7 +1,4 @@
-"""What a replay found, for programs (`as_json`) and for people (`as_table`).
-
-Dollars per hour over the hours of a replay, as an SVG file of its own.
-"""
+"""Shows what a replay found: `as_json` for programs, `as_table` for people, `cost_over_time` as an SVG picture."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 
 from rollweave.mux.simulation.replay import ReplayResult
 from rollweave.mux.simulation.trace import quantile
-from rollweave.observability.report.svg import CHART_CSS, LEFT, VARIABLES, Point, Series, line_chart
+from rollweave.observability.report.svg import LEFT, Point, Series, backdrop, line_chart
 
 SCALARS = (
     "total_cost",
@@ -107,10 +104,9 @@ def cost_over_time(runs: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     """`runs`: name -> the `cost_over_time` of its summary."""
     series = [Series(name, _steps(points), f"s{1 + i % 7}") for i, (name, points) in enumerate(runs.items())]
     chart = line_chart(series, WIDTH, HEIGHT, y_range=(0.0, None), fmt=lambda dollars: f"{dollars:.0f}")
-    style = f'<style>{VARIABLES}{CHART_CSS}</style><rect width="100%" height="100%" fill="var(--surface)"/>'
     size = f'viewBox="0 0 {WIDTH} {HEIGHT + HEAD}" width="{WIDTH}" height="{HEIGHT + HEAD}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" {size}>{style}{_legend(list(runs))}'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" {size}>{backdrop()}{_legend(list(runs))}'
         f'<svg y="{HEAD}" width="{WIDTH}" height="{HEIGHT}">{chart}</svg></svg>\n'
     )
 

@@ -1,14 +1,13 @@
 """A trace: which jobs arrive when, and how long each would run alone.
 
 One CSV line per job, `submit_s,duration_s,gpus[,source_job_id]`, sorted by arrival. Times are seconds; `duration_s` is
-what the job needs on nodes of its own. A line that cannot be meant is refused with its number and the fix: a replay
-of a trace that was silently repaired would answer a question nobody asked.
+what the job needs on nodes of its own. A line with an impossible value is refused with its number and the fix; nothing
+is repaired silently.
 
-Traces made from a few statistics, for whoever has no trace of their own.
-
-A profile names what is published about a trace (quantiles, mean, span, peak). Durations come from a quantile curve
-through those points, straight in the logarithm, with one bend above the median that makes the mean right; every
-job takes its own slice of the curve, so a drawn trace has the profile's quantiles and not merely its expectation.
+Without a trace of your own, `generate` makes one from a few statistics. A profile names what is published about a trace
+(quantiles, mean, span, peak). Durations come from a quantile curve through those points, straight in the logarithm,
+with one bend above the median that makes the mean right; every job takes its own slice of the curve, so a drawn trace
+has the profile's quantiles and not merely its expectation.
 Arrivals are uniform over the span, except for a share that comes in bursts; the share is the one that makes the peak
 come out. No job of any recorded trace is in here.
 """

@@ -1,4 +1,4 @@
-"""Makes the charts of the report, each as a figure with a title, and the learning curve as an SVG file of its own."""
+"""Makes the charts of the report, each as a figure with a title."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from math import ceil
-from pathlib import Path
 
-from rollweave.errors import RunFolderError
-from rollweave.observability.report.data import RunRecord, load_run
+from rollweave.observability.report.data import RunRecord
 from rollweave.observability.report.svg import (
-    CHART_CSS,
-    VARIABLES,
     Format,
     Point,
     Series,
@@ -34,13 +30,13 @@ PHASES = {
 
 
 def learning_curve(run: RunRecord, width: int = 1140, height: int = 300) -> str:
-    series = _curve_series(run)
-    chart = line_chart(series, width, height, (0.0, None), rule=_target(run))
+    series = curve_series(run)
+    chart = line_chart(series, width, height, (0.0, None), rule=target_rule(run))
     hint = "reward of the trained batches (smoothed over the raw line), and greedy episodes on held-out tasks"
     return figure("Learning curve", hint, chart, series, wide=True)
 
 
-def _curve_series(run: RunRecord) -> list[Series]:
+def curve_series(run: RunRecord) -> list[Series]:
     raw = run.points("reward/mean")
     return [
         Series("raw", raw, "s1", faint=True),
@@ -49,7 +45,7 @@ def _curve_series(run: RunRecord) -> list[Series]:
     ]
 
 
-def _target(run: RunRecord) -> tuple[float, str] | None:
+def target_rule(run: RunRecord) -> tuple[float, str] | None:
     target = run.setting("evaluation", "target")
     return (float(target), f"target {target:g}") if isinstance(target, int | float) else None
 
@@ -186,37 +182,3 @@ def figure(title: str, hint: str, chart: str, series: Sequence[Series], wide: bo
         f'<figure class="card{" wide" if wide else ""}"><figcaption><b>{escape(title)}</b> '
         f'<span class="hint">{escape(hint)}</span>{keys}</figcaption>{body}</figure>'
     )
-
-
-def curve_svg(run: Path, output: Path | None = None, width: int = 760, height: int = 320) -> str:
-    """Draw the learning curve of a run as a standalone SVG (for a README), and write it to `output` if given."""
-    loaded = load_run(run)
-    series = _curve_series(loaded)
-    chart = line_chart(series, width, height, (0.0, None), rule=_target(loaded))
-    if not chart:
-        raise RunFolderError(f"{run} has no learning curve yet: it has neither a train step nor an evaluation")
-    start, end = chart.index(">") + 1, chart.rindex("</svg>")
-    size = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    svg = f'<svg {size} class="chart">{_backdrop()}{chart[start:end]}{_labels(series, width, height)}</svg>\n'
-    if output is not None:
-        output.write_text(svg, encoding="utf-8")
-    return svg
-
-
-def _backdrop() -> str:
-    """The style and background that a chart otherwise gets from the page."""
-    return f'<style>{VARIABLES}{CHART_CSS}</style><rect width="100%" height="100%" fill="var(--surface)"/>'
-
-
-def _labels(series: Sequence[Series], width: int, height: int) -> str:
-    """The names of axes and lines, at the bottom right, where a rising curve leaves room."""
-    right = width - 20
-    parts = [
-        '<text class="tick" x="6" y="11">reward</text>',
-        f'<text class="tick" x="{right}" y="{height - 34}" text-anchor="end">train steps →</text>',
-    ]
-    for place, one in enumerate(s for s in series if s.points and not s.faint):
-        y = height - 58 - 18 * place
-        parts.append(f'<rect x="{right - 110}" y="{y - 9}" width="10" height="10" rx="2" fill="var(--{one.colour})"/>')
-        parts.append(f'<text class="tick" x="{right - 94}" y="{y}">{escape(one.name)}</text>')
-    return "".join(parts)

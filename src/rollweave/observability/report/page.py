@@ -10,12 +10,9 @@ from pathlib import Path
 
 from rollweave.errors import RunFolderError
 from rollweave.observability.report import charts, sections
-from rollweave.observability.report.charts import curve_svg
 from rollweave.observability.report.data import RunRecord, load_run
 from rollweave.observability.report.sections import prediction
-from rollweave.observability.report.svg import CHART_CSS, PAGE_CSS, SCRIPT, VARIABLES
-
-__all__ = ["curve_svg", "page", "write_report"]
+from rollweave.observability.report.svg import asset
 
 
 def write_report(run: Path, output: Path) -> Path:
@@ -52,9 +49,9 @@ def page(run: RunRecord) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(run.name)} · Rollweave</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<style>{VARIABLES}{CHART_CSS}{PAGE_CSS}</style></head><body><main>{''.join(body)}"
+        f"<style>{asset('chart.css')}{asset('page.css')}</style></head><body><main>{''.join(body)}"
         "<footer>Made by <code>rollweave report</code>.</footer></main>"
-        f'<div id="tip"></div><script>{SCRIPT}</script></body></html>\n'
+        f'<div id="tip"></div><script>{asset("page.js")}</script></body></html>\n'
     )
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from functools import lru_cache
+
+import numpy as np
 
 from rollweave.engines.protocol import Completion, Finish, Request
-from rollweave.simulation.hardware.environment import TOKEN
-from rollweave.simulation.repeated import repeated
-from rollweave.trajectory import Span, Transform
+from rollweave.trajectory import ENDLESS, Logprobs, Span, TokenIds, Transform, repeat_item
 
-LOGPROB = -1.0
-"""Any finite number would do: nothing is learnt from modelled tokens."""
+_LOGPROBS = repeat_item(np.array([-1.0], np.float32), ENDLESS)
+
+
+@lru_cache(maxsize=65536)
+def some_logprobs(count: int) -> Logprobs:
+    """Any finite number would do: nothing is learnt from modelled tokens. All spans of one length share an array."""
+    return _LOGPROBS[:count]
 
 
 class Versions:
@@ -46,11 +52,14 @@ class Versions:
 class GpuAnswer:
     __slots__ = (
         *("asked", "computed", "context", "done", "drawn", "finish", "from_step", "joined"),
-        *("kv_version", "limit", "preempted", "request", "spans", "ticket"),
+        *("kv_version", "limit", "preempted", "request", "script", "spans", "ticket"),
     )
 
-    def __init__(self, request: Request, wanted: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, request: Request, script: TokenIds, loop: asyncio.AbstractEventLoop) -> None:
+        """`script` is the whole answer, if nothing cuts it short."""
+        wanted = len(script)
         self.request = request
+        self.script = script
         self.done: asyncio.Future[Completion] = loop.create_future()
         self.asked = loop.time()
         self.finish: Finish = "stop" if wanted <= request.sampling.max_tokens else "length"
@@ -109,5 +118,6 @@ class GpuAnswer:
         if last is not None and (last.version, last.kv_version) == (version, kv_version):
             count += len(last.tokens)
             self.spans.pop()
-        logprobs = repeated(LOGPROB, count)
-        self.spans.append(Span(repeated(TOKEN, count), logprobs, logprobs, version, transform, kv_version))
+        logprobs = some_logprobs(count)
+        # All tokens of a script are the same, so it does not matter which of them these are.
+        self.spans.append(Span(self.script[:count], logprobs, logprobs, version, transform, kv_version))

@@ -31,8 +31,8 @@ from rollweave.seeds import generator
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.hardware.answer import GpuAnswer
 from rollweave.simulation.hardware.batch import ContinuousBatch
-from rollweave.simulation.hardware.environment import Script
 from rollweave.simulation.world.engine import SyncModel, refuse_unprepared, simulated_fingerprint
+from rollweave.trajectory import TokenIds
 from rollweave.weights.buckets import Fingerprint
 
 
@@ -67,33 +67,28 @@ class PrefillPool:
         self._known.pop(trajectory, None)
 
 
-def scripted(request: Request) -> int:
-    """The length of the answer, as the workload wrote it into the context."""
-    assert isinstance(request.tokens, Script), "a simulated engine needs scripted tokens, or an `answer_tokens`"
-    return request.tokens.answer
-
-
 class GpuEngine:
     def __init__(
         self,
         clock: Clock,
         costs: EngineCosts,
+        script: Callable[[Request], TokenIds],
         *,
         in_flight: InFlight = "recompute",
         sync: SyncModel | None = None,
         number: int = 0,
         prefix_cache: bool = True,
-        answer_tokens: Callable[[Request], int] = scripted,
         recorder: Emitter | None = None,
         prefill: PrefillPool | None = None,
     ) -> None:
-        """`recorder` hears of every turn; with `prefill` this engine decodes what workers of that pool computed."""
+        """`script` says what the answer to a request will be; `recorder` hears of every turn;
+        with `prefill` this engine decodes what workers of that pool computed."""
         self._clock = clock
         self._batch = ContinuousBatch(costs, in_flight, prefix_cache)
         self._in_flight = in_flight
         self._sync = sync or SyncModel()
         self._number = number
-        self._answer_tokens = answer_tokens
+        self._script = script
         self._recorder = recorder
         self._prefill = prefill
         self._timer: asyncio.TimerHandle | None = None
@@ -109,7 +104,7 @@ class GpuEngine:
     def generate(self, request: Request) -> Awaitable[Completion]:
         if self._dead:
             raise self._gone()
-        turn = GpuAnswer(request, self._answer_tokens(request), self._clock.loop)
+        turn = GpuAnswer(request, self._script(request), self._clock.loop)
         self._batch.stats.sampled_tokens -= turn.drawn  # begun elsewhere, and counted there
         if self._prefill is None:
             self._enter(turn)

@@ -1,8 +1,9 @@
 """Tokens of a scripted episode: how many there are, and how long the answer to them will be.
 
-In a simulation the workload knows the whole episode: how long each observation is and how long each answer. The
-environment says both in its observation, the dialogue turns them into `Script` tokens, the context that an
-`EnvManager` collects carries them along, and the engine reads from its request how many tokens it will sample.
+In a simulation the workload knows the whole episode: how long each observation is and how long each answer. Every
+episode has a number, and all its tokens have that number as their id: the environment says in its observation how many
+tokens it shows, the dialogue repeats the number as often (in an array that owns no memory), and the engine reads the
+number from its request and asks the `Scripts` for the answer.
 
 An environment that plays what the workload wrote, and the rule that scores it.
 
@@ -15,76 +16,88 @@ engine step travel together, and so do the requests that they lead to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from rollweave.clock import Clock
 from rollweave.config.cluster import GENERATES
 from rollweave.config.hardware import HostTimes
 from rollweave.config.scenario import Scenario
+from rollweave.engines.protocol import Request
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.errors import EnvironmentFailed
 from rollweave.simulation.costs.measured import measured, overlapped
 from rollweave.simulation.hardware.judge import Judge
-from rollweave.simulation.repeated import Repeated
 from rollweave.simulation.workloads.episode import NEVER, EpisodeScript, Workload
 from rollweave.simulation.world.environment import StepRewards
 from rollweave.tasks import Task
-from rollweave.trajectory import Trajectory
-
-TOKEN = 0
+from rollweave.trajectory import ENDLESS, TokenIds, Trajectory, repeat_item
 
 
-class Script(Repeated[int]):
-    """`size` tokens; the answer to them has `answer` tokens."""
+class Scripts:
+    """The episodes that are open, by number: their tokens, and how long the answer is that each waits for."""
 
-    __slots__ = ("answer",)
+    def __init__(self) -> None:
+        self._begun = 0
+        self._tokens: dict[int, TokenIds] = {}
+        self._answers: dict[int, int] = {}
 
-    def __init__(self, size: int, answer: int) -> None:
-        self.item = TOKEN
-        self.size = size
-        self.answer = answer
+    def begin(self) -> int:
+        """The number of a new episode."""
+        self._begun = number = self._begun + 1
+        self._tokens[number] = repeat_item(np.array([number], np.int32), ENDLESS)
+        return number
 
-    def __iadd__(self, more: Any) -> Script:  # type: ignore[misc,override]
-        self.size += len(more)
-        if isinstance(more, Script):
-            self.answer = more.answer
-        return self
+    def show(self, number: int, tokens: int, answer: int) -> str:
+        """What an environment shows: so many tokens, to which the answer will have `answer`."""
+        self._answers[number] = answer
+        return f"{tokens} {number}"
 
-    def copy(self) -> Script:
-        return Script(self.size, self.answer)
+    def observation(self, shown: str) -> TokenIds:
+        """The tokens of what `show` wrote."""
+        tokens, number = shown.split()
+        return self._tokens[int(number)][: int(tokens)]
 
+    def answer(self, request: Request) -> TokenIds:
+        number = request.tokens.item(-1)
+        return self._tokens[number][: self._answers[number]]
 
-def observation(tokens: int, answer: int) -> str:
-    """What a simulated environment shows."""
-    return f"{tokens} {answer}"
+    def end(self, number: int) -> None:
+        del self._tokens[number]
+        self._answers.pop(number, None)
 
 
 class ScriptedDialogue:
-    """Renders what `observation` wrote."""
+    """Renders what the scripts show."""
 
-    def open(self, observation: Observation) -> list[int]:
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+
+    def open(self, observation: Observation) -> TokenIds:
         assert isinstance(observation, str)
-        tokens, answer = observation.split()
-        return Script(int(tokens), int(answer))
+        return self._scripts.observation(observation)
 
-    def reply(self, observation: Observation, answered_end: bool) -> list[int]:
+    def reply(self, observation: Observation, answered_end: bool) -> TokenIds:
         return self.open(observation)
 
-    def ended(self, answer: Sequence[int]) -> bool:
+    def ended(self, answer: TokenIds) -> bool:
         return True
 
 
 class WorkloadEnvironment:
-    def __init__(self, episode: EpisodeScript, clock: Clock) -> None:
+    def __init__(self, episode: EpisodeScript, clock: Clock, scripts: Scripts) -> None:
         self._episode = episode
         self._clock = clock
+        self._scripts = scripts
+        self._number = scripts.begin()
         self._turn = 0
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
         await self._clock.sleep(0)  # even a reset in no time lets the others of the batch begin
         await self._take(self._episode.reset_seconds, -1)
-        return observation(self._episode.observations[0], self._episode.answers[0])
+        return self._show(0)
 
     async def step(self, action: str) -> StepResult:
         episode, turn = self._episode, self._turn
@@ -96,10 +109,13 @@ class WorkloadEnvironment:
         self._turn = turn = turn + 1
         if turn == len(episode.answers):
             return StepResult("", episode.reward, done=True)
-        return StepResult(observation(episode.observations[turn], episode.answers[turn]))
+        return StepResult(self._show(turn))
 
     async def close(self) -> None:
-        pass
+        self._scripts.end(self._number)
+
+    def _show(self, turn: int) -> str:
+        return self._scripts.show(self._number, self._episode.observations[turn], self._episode.answers[turn])
 
     async def _take(self, seconds: float, call: int) -> None:
         if seconds == NEVER:
@@ -118,6 +134,11 @@ class WorkloadRewards(StepRewards):
         self._judge = judge
         self._clock = clock
 
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        if self._judge is not None and self._workload.judged(trajectory.task):
+            return ("judge",)
+        return ("rule",) if self._workload.reward_seconds(trajectory) > 0 else ()
+
     async def score(self, trajectory: Trajectory) -> None:
         if self._judge is not None and self._workload.judged(trajectory.task):
             await self._judge.score(trajectory)
@@ -128,14 +149,16 @@ class WorkloadRewards(StepRewards):
         await super().score(trajectory)
 
 
-def environments(scenario: Scenario, workload: Workload, clock: Clock) -> Callable[[Task], WorkloadEnvironment]:
+def environments(
+    scenario: Scenario, workload: Workload, clock: Clock, scripts: Scripts
+) -> Callable[[Task], WorkloadEnvironment]:
     """Makes the environments of a scenario, behind the host's line where one was measured."""
     pool = next(pool for pool in scenario.cluster.pools if pool.role in GENERATES)
     found = measured(scenario, pool)
     if found is None:
-        return lambda task: WorkloadEnvironment(workload.episode(task), clock)
+        return lambda task: WorkloadEnvironment(workload.episode(task), clock, scripts)
     line = HostLine(found.host, found.contention.host if overlapped(scenario, pool) else 1.0, clock)
-    return lambda task: HostedEnvironment(workload.episode(task), clock, line)
+    return lambda task: HostedEnvironment(workload.episode(task), clock, scripts, line)
 
 
 class HostLine:
@@ -178,8 +201,8 @@ class HostLine:
 class HostedEnvironment(WorkloadEnvironment):
     """An environment whose answers pass through the host's line."""
 
-    def __init__(self, episode: EpisodeScript, clock: Clock, line: HostLine) -> None:
-        super().__init__(episode, clock)
+    def __init__(self, episode: EpisodeScript, clock: Clock, scripts: Scripts, line: HostLine) -> None:
+        super().__init__(episode, clock, scripts)
         self._line = line
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:

@@ -18,6 +18,7 @@ from rollweave.fleet.colocated import TakingTurns
 from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
+from rollweave.rewards.scaling import ScalingLimits
 from rollweave.rollout.manager import Stage
 from rollweave.seeds import generator
 from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_model
@@ -26,10 +27,11 @@ from rollweave.simulation.costs.training import TrainingCosts
 from rollweave.simulation.durations import Duration
 from rollweave.simulation.faults import EnginePlace
 from rollweave.simulation.hardware.engine import GpuEngine, PrefillPool
-from rollweave.simulation.hardware.environment import ScriptedDialogue, WorkloadRewards, environments
+from rollweave.simulation.hardware.environment import ScriptedDialogue, Scripts, WorkloadRewards, environments
 from rollweave.simulation.hardware.judge import Judge, JudgeModel
 from rollweave.simulation.workloads.episode import Workload
 from rollweave.simulation.world.engine import SyncModel, simulated_fingerprint
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
@@ -53,7 +55,7 @@ class GpuTrainer:
         await self._clock.sleep(self._publish_seconds(generator(version, "publish")))
         return simulated_fingerprint(version)
 
-    async def save(self, folder: Path, driver: str) -> None:
+    async def save(self, folder: Path, driver: DriverFiles) -> None:
         pass
 
     async def load(self, folder: Path) -> None:
@@ -69,6 +71,7 @@ class Machines:
     core: GpuTrainer
     """The trainer itself, whatever it is wrapped in."""
     judge: Judge | None
+    scripts: Scripts
     prefill: PrefillPool | None = None
 
 
@@ -83,11 +86,12 @@ def build(
     """Its engines join the fleet. `recorder` hears of every turn; a `judge` may belong to several jobs."""
     sync = weight_model(scenario)
     prefill = _prefill(scenario, clock)
-    seats, engines = _engines(scenario, control, fleet, sync, clock, recorder, prefill)
+    scripts = Scripts()
+    seats, engines = _engines(scenario, control, fleet, sync, clock, recorder, prefill, scripts)
     core = GpuTrainer(clock, training_costs(scenario), sync.publish)
     shared = bool(scenario.cluster.of_role("colocated"))
     trainer: Trainer = TakingTurns(core, fleet) if shared else core
-    return Machines(seats, engines, trainer, core, judge or make_judge(scenario, clock), prefill)
+    return Machines(seats, engines, trainer, core, judge or make_judge(scenario, clock), scripts, prefill)
 
 
 def _engines(
@@ -98,6 +102,7 @@ def _engines(
     clock: Clock,
     recorder: Emitter | None,
     prefill: PrefillPool | None,
+    scripts: Scripts,
 ) -> tuple[list[EnginePlace], list[GpuEngine]]:
     """The seats, and the engines that sit there: a list that grows when one dies and another takes its seat."""
     seats: list[EnginePlace] = []
@@ -108,6 +113,7 @@ def _engines(
             engine = GpuEngine(
                 clock,
                 costs,
+                scripts.answer,
                 in_flight=control.in_flight,
                 sync=sync,
                 number=len(engines),
@@ -156,13 +162,10 @@ def make_judge(scenario: Scenario, clock: Clock) -> Judge | None:
     elastic = pool.device == "serverless"
     model = JudgeModel(
         EngineCosts(scenario.spec(config.model), scenario.cluster.device(pool), constants),
-        pool.count,
+        ScalingLimits(pool.count, config.concurrency, 0 if elastic else pool.count, config.idle_seconds),
         config.answer_tokens,
         config.seconds,
-        config.concurrency,
-        elastic,
         constants.cold_start if config.cold_start is None else config.cold_start,
-        config.idle_seconds,
         constants.serverless_io if elastic else 0.0,
     )
     return Judge(model, clock, scenario.seed)
@@ -172,5 +175,6 @@ def stage(
     scenario: Scenario, control: ControlConfig, fleet: Fleet, machines: Machines, workload: Workload, clock: Clock
 ) -> Stage:
     proxy = LLMProxy(clock, fleet.update())
-    scorer = WorkloadRewards(workload, machines.judge, clock)
-    return Stage.of(control, clock, proxy, environments(scenario, workload, clock), ScriptedDialogue(), scorer)
+    scripts, scorer = machines.scripts, WorkloadRewards(workload, machines.judge, clock)
+    make = environments(scenario, workload, clock, scripts)
+    return Stage.of(control, clock, proxy, make, ScriptedDialogue(scripts), scorer)

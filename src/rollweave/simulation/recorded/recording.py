@@ -7,20 +7,25 @@ hosts' parts compute nothing: they end what they were asked to do at the recorde
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineStats, Request
+from rollweave.rewards.dispatch import RewardCall, Scored
 from rollweave.rollout.link import Lease, Packet, Report
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
-from rollweave.trajectory import Batch, Outcome, Span, Trajectory, Transform, Turn
+from rollweave.trajectory import ENDLESS, Batch, Outcome, Span, Trajectory, Transform, Turn, repeat_item
 from rollweave.weights.buckets import Fingerprint
 
 RECORDED = "recorded"
+ZERO_TOKENS = repeat_item(np.zeros(1, np.int32), ENDLESS)
+ZERO_LOGPROBS = repeat_item(np.zeros(1, np.float32), ENDLESS)
 
 
 class Gates:
@@ -63,7 +68,7 @@ class RecordedTrainer:
         await self._gates.passed(f"publish {version}")
         return Fingerprint(version, RECORDED)
 
-    async def save(self, folder: Path, driver: str) -> None:
+    async def save(self, folder: Path, driver: DriverFiles) -> None:
         await self._gates.passed(f"save {folder.name}")
 
     async def load(self, folder: Path) -> None:
@@ -118,23 +123,48 @@ def nobody(packet: Packet[Any]) -> None:
     """The host at the other end: reports come out of the recording."""
 
 
-def report(lease: Lease, end: Mapping[str, Any]) -> Report:
-    """How an episode ended, from its `trajectory.end`: as many tokens, of that version, with that reward."""
+class RecordedRewards:
+    """A reward back end that answers when the recording does."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Callable[[Scored], None]] = {}
+
+    def call(self, call: RewardCall, done: Callable[[Scored], None]) -> None:
+        self._open[call.attempt] = done
+
+    def give_up(self, attempt: str) -> None:
+        del self._open[attempt]
+
+    def answer(self, end: Mapping[str, Any]) -> None:
+        """As `reward.end` says."""
+        if done := self._open.pop(end["id"], None):
+            rewards = {} if end["reward"] is None else {RECORDED: end["reward"]}
+            done(Scored(end["id"], rewards, failure=end["cause"], threads_left=end["threads_left"]))
+
+
+def report(lease: Lease, end: Mapping[str, Any], awaited: tuple[str, ...]) -> Report:
+    """How an episode ended, from its `trajectory.end`: as many tokens, of that version, with that reward.
+
+    Without a reward there, it came later, unless the episode was not wanted any more.
+    """
     trajectory = Trajectory(lease.id, lease.group, lease.member, lease.task, admitted_version=lease.version)
     tokens, turns = end["tokens"], end["turns"]
-    trajectory.turns = [Turn(Span([])) for _ in range(turns)]
+    trajectory.turns = [Turn(Span(ZERO_TOKENS[:0])) for _ in range(turns)]
     if tokens:
         # All in one place, all as old as the oldest was: nobody here looks at a token.
-        span = Span([0] * tokens, [0.0] * tokens, [0.0] * tokens, end["version"], Transform())
+        logprobs = ZERO_LOGPROBS[:tokens]
+        span = Span(ZERO_TOKENS[:tokens], logprobs, logprobs, end["version"], Transform())
         trajectory.turns[0].answer.append(span)
     trajectory.outcome = Outcome(end["outcome"])
-    trajectory.rewards = {RECORDED: math.nan if end["reward"] is None else end["reward"]}
     trajectory.cause = end["cause"]
+    if end["reward"] is None:
+        return Report(lease.id, trajectory, awaited=awaited or (RECORDED,))
+    trajectory.rewards = {RECORDED: end["reward"]}
     return Report(lease.id, trajectory, end["reward_failed"])
 
 
-def unseen_report(lease: Lease, failed: bool) -> Report:
-    """Of an evaluation's episode: all that counts is whether it was played again."""
-    outcome = Outcome.ENV_FAILED if failed else Outcome.FINISHED
+def unseen_report(lease: Lease, failed: bool, awaited: tuple[str, ...]) -> Report:
+    """Of an evaluation's episode: all that counts is whether it was scored later, or played again."""
+    outcome = Outcome.ENV_FAILED if failed and not awaited else Outcome.FINISHED
     trajectory = Trajectory(lease.id, lease.group, lease.member, lease.task, outcome=outcome)
-    return Report(lease.id, trajectory)
+    return Report(lease.id, trajectory, awaited=awaited)

@@ -37,6 +37,7 @@ from rollweave.simulation.recorded.recording import (
     Gates,
     RecordedClock,
     RecordedEngine,
+    RecordedRewards,
     RecordedTrainer,
     nobody,
     report,
@@ -48,7 +49,7 @@ DECISIONS = frozenset(
     {
         *("group.admit", "group.renewed", "group.complete", "group.failed", "group.filtered", "group.dropped"),
         *("group.requeued", "member.retry", "episode.begin", "episode.end", "trajectory.end", "batch.ready"),
-        *("attempt.end", "task.end", "step.end", "checkpoint.begin", "eval.begin"),
+        *("reward.begin", "reward.end", "attempt.end", "task.end", "step.end", "checkpoint.begin", "eval.begin"),
     }
 )
 """Events that are compared: what the control plane decides, and its books."""
@@ -82,10 +83,16 @@ class Player:
         self._events = events
         self._state = state
         self._gates = Gates()
+        self._rewards = RecordedRewards()
         self._hosts: dict[int, HostLink] = {}
         self._decided: list[Event] = []
         self._driving: asyncio.Task[None] | None = None
         self._ends = {event.data["id"]: event.data for event in events if event.name == "trajectory.end"}
+        self._awaited = {
+            str(event.data["id"]): tuple(map(str, event.data["rewards"]))  # type: ignore[arg-type]
+            for event in events
+            if event.name == "reward.begin"
+        }
         self._begun = {event.data["id"] for event in events if event.name == "episode.begin"}
 
     async def play(self) -> Parting | None:
@@ -97,7 +104,16 @@ class Player:
         fleet.join(EngineEntry(RECORDED, RecordedEngine(self._gates, first)))
         trainer, folder = RecordedTrainer(self._gates), Path("replayed")
         self._drive = drive = assemble(
-            self._job.control, fleet, self._dispatcher, trainer, self._source, (), folder, self.clock, recorder
+            self._job.control,
+            fleet,
+            self._dispatcher,
+            trainer,
+            self._source,
+            (),
+            folder,
+            self.clock,
+            recorder,
+            rewards=self._rewards,
         )
         drive.loop.checkpoints.describe = self._save
         async with asyncio.TaskGroup() as tasks:
@@ -158,6 +174,8 @@ class Player:
         match recorded.name:
             case "episode.end":
                 self._end_episode(str(recorded.data["id"]))
+            case "reward.end":
+                self._rewards.answer(recorded.data)
             case "member.retry":
                 self.clock.fire(f"retry {recorded.data['group']}.{recorded.data['member']}")
             case "step.end":
@@ -169,10 +187,11 @@ class Player:
             link.receive(Packet({id: self._report(lease)}, confirmed=[id]))
 
     def _report(self, lease: Lease) -> Report:
+        awaited = self._awaited.get(lease.id, ())
         if (end := self._ends.get(lease.id)) is not None:
-            return report(lease, end)
+            return report(lease, end, awaited)
         again = f"{lease.id.rpartition('.')[0]}.{lease.attempt + 1}"
-        return unseen_report(lease, failed=again in self._begun)
+        return unseen_report(lease, failed=again in self._begun, awaited=awaited)
 
     # -------------------------------------------------------------------------------------------- handing over
 

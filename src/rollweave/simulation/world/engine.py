@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from random import Random
+
+import numpy as np
 
 from rollweave.clock import Clock
 from rollweave.config.control import InFlight
@@ -26,7 +27,7 @@ from rollweave.errors import EngineGone
 from rollweave.seeds import generator
 from rollweave.simulation.durations import NO_TIME, Duration
 from rollweave.simulation.world.witness import Witness
-from rollweave.trajectory import Span
+from rollweave.trajectory import Span, token_ids
 from rollweave.weights.buckets import Fingerprint
 
 VOCABULARY = 256
@@ -51,7 +52,7 @@ class Answer:
         wanted = max(1, self._length(rng))
         limit = self.request.sampling.max_tokens
         self._finish: Finish = "stop" if wanted <= limit else "length"
-        self.spans = deepcopy(list(begun))
+        self.spans = list(begun)
         self.drawn = self._begun = sum(len(span.tokens) for span in begun)
         self._tokens: list[int] = []
         self._due: list[float] = []
@@ -72,9 +73,11 @@ class Answer:
 
     def draw_until(self, now: float, version: int, kv_version: int | None) -> None:
         """Append the tokens whose time has come."""
+        first = self.drawn
         while self.drawn < len(self._due) and self._due[self.drawn] <= now:
-            self._append(self._tokens[self.drawn], version, kv_version)
             self.drawn += 1
+        if self.drawn > first:
+            self._append(self._tokens[first : self.drawn], version, kv_version)
 
     def delay(self, seconds: float) -> None:
         """What is not drawn yet comes later."""
@@ -82,19 +85,17 @@ class Answer:
 
     def completion(self, aborted: bool = False) -> Completion:
         """The text names the tokens, so that an environment can tell one answer from another."""
-        tokens = [token for span in self.spans for token in span.tokens]
+        tokens = [token for span in self.spans for token in span.tokens.tolist()]
         finish: Finish = "aborted" if aborted else self._finish
         return Completion(self.request.id, self.spans, finish, text=bytes(tokens).hex())
 
-    def _append(self, token: int, version: int, kv_version: int | None) -> None:
+    def _append(self, tokens: list[int], version: int, kv_version: int | None) -> None:
         last = self.spans[-1] if self.spans else None
-        if last is None or (last.version, last.kv_version) != (version, kv_version):
-            last = Span([], [], [], version, self.request.sampling.transform, kv_version=kv_version)
-            self.spans.append(last)
-        assert last.logprobs is not None and last.raw_logprobs is not None
-        last.tokens.append(token)
-        last.logprobs.append(LOGPROB)
-        last.raw_logprobs.append(LOGPROB)
+        if last is not None and (last.version, last.kv_version) == (version, kv_version):
+            tokens = [*self.spans.pop().tokens.tolist(), *tokens]
+        logprobs = np.full(len(tokens), LOGPROB, np.float32)
+        transform = self.request.sampling.transform
+        self.spans.append(Span(token_ids(tokens), logprobs, logprobs, version, transform, kv_version))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ A modelled reward: takes a drawn time, fails for good with a given chance, hangs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -16,7 +16,7 @@ from rollweave.environments.protocol import Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed
 from rollweave.seeds import generator
 from rollweave.simulation.durations import NO_TIME, Duration
-from rollweave.trajectory import Trajectory
+from rollweave.trajectory import TokenIds, Trajectory, token_ids
 
 
 def coin(task: Random, answer: Random) -> float:
@@ -75,18 +75,21 @@ class SimulatedEnvironment:
 class ByteDialogue:
     """Renders observations as bytes: enough for engines that do not read them."""
 
-    def open(self, observation: Observation) -> list[int]:
-        return list(str(observation).encode())
+    def open(self, observation: Observation) -> TokenIds:
+        return token_ids(str(observation).encode())
 
-    def reply(self, observation: Observation, answered_end: bool) -> list[int]:
+    def reply(self, observation: Observation, answered_end: bool) -> TokenIds:
         return self.open(observation)
 
-    def ended(self, answer: Sequence[int]) -> bool:
+    def ended(self, answer: TokenIds) -> bool:
         return True
 
 
 class StepRewards:
     """Scores a trajectory by the sum of its step rewards."""
+
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        return ()
 
     async def score(self, trajectory: Trajectory) -> None:
         trajectory.rewards = {"environment": sum(turn.reward for turn in trajectory.turns)}
@@ -100,6 +103,10 @@ class RewardModel:
     hang_rate: float = 0.0
     """Chance that scoring it never returns."""
 
+    @property
+    def takes_time(self) -> bool:
+        return self != RewardModel()
+
 
 class SimulatedReward(StepRewards):
     """The sum of the step rewards, after a while, perhaps. What goes wrong depends on the attempt alone."""
@@ -108,6 +115,9 @@ class SimulatedReward(StepRewards):
         self._model = model
         self._clock = clock
         self._seed = seed
+
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        return ("modelled",) if self._model.takes_time else ()
 
     async def score(self, trajectory: Trajectory) -> None:
         rng = generator(self._seed, "reward", trajectory.id)

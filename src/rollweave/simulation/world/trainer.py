@@ -8,6 +8,7 @@ from rollweave.clock import Clock
 from rollweave.seeds import generator
 from rollweave.simulation.durations import NO_TIME, Duration
 from rollweave.simulation.world.engine import simulated_fingerprint
+from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
@@ -28,7 +29,7 @@ class SimulatedTrainer:
         self._save_seconds = save_seconds
         self._seed = seed
         self.batches: list[Batch] = []
-        self.saved: dict[str, str] = {}
+        self.saved: dict[str, DriverFiles] = {}
         """Checkpoint by name -> what it keeps of the driver."""
 
     async def train_step(self, batch: Batch) -> Metrics:
@@ -41,7 +42,7 @@ class SimulatedTrainer:
         await self._clock.sleep(self._publish_seconds(generator(self._seed, "publish", version)))
         return simulated_fingerprint(version)
 
-    async def save(self, folder: Path, driver: str) -> None:
+    async def save(self, folder: Path, driver: DriverFiles) -> None:
         await self._clock.sleep(self._save_seconds(generator(self._seed, "save", folder.name)))
         self.saved[folder.name] = driver
 

@@ -49,8 +49,8 @@ class Witness:
     def answer(self, request: Request, completion: Completion) -> None:
         before = self.answered.get(request.id)
         answered = Answered(
-            tuple(request.tokens),
-            tuple(token for span in completion.spans for token in span.tokens),
+            tuple(request.tokens.tolist()),
+            tuple(token for span in completion.spans for token in span.tokens.tolist()),
             tuple(span.version for span in completion.spans if span.version is not None for _ in span.tokens),
             completion.finish == "aborted",
         )

@@ -40,6 +40,7 @@ from rollweave.simulation.world.hosts import SimulatedHost, TransportModel
 from rollweave.simulation.world.trainer import SimulatedTrainer
 from rollweave.simulation.world.witness import Witness
 from rollweave.tasks import SeedSource, Task
+from rollweave.training.checkpoint import DriverFiles
 
 CHECKPOINTS = Path("modelled")
 """Nothing is written there: the modelled trainer keeps its checkpoints to itself."""
@@ -77,7 +78,7 @@ class SimulatedRun:
     seconds: float = 0.0
 
 
-async def simulate(job: Job, world: World, clock: Clock, resume: str | None = None) -> SimulatedRun:
+async def simulate(job: Job, world: World, clock: Clock, resume: DriverFiles | None = None) -> SimulatedRun:
     """Run the job's pipeline, unchanged, against modelled machinery.
 
     `resume`: what a checkpoint of another such run kept (`trainer.saved`); this one goes on from there.

@@ -1,7 +1,7 @@
 """Two baselines that partition the present jobs into groups exactly, by an integer program that HiGHS solves.
 
 `Opt` computes the cheapest partition at every event, and regrouping is free and instant. It is exact under round robin
-but knows only the present, so over time it is a strong comparison and not a lower bound; `bound.py` is one.
+but knows only the present, so over time it is a strong comparison and not a lower bound; `lower_bound` is one.
 `Regroup` uses Algorithm 1 at arrivals and the exact partition every hour, and a job that changes group pays for the
 move (197 to 419 s). RollMux uses it as the oracle of its drift study.
 

@@ -1,18 +1,20 @@
-"""What phases really last, where that is not what was profiled: drift of response lengths, migration of long tails.
+"""How long phases really last, where that is not what was profiled: drift of response lengths, migration of long tails.
 
-The scheduler goes on planning with profiles; the replay asks here for the pace that jobs really have.
+The scheduler goes on planning with profiles; the replay asks here for the pace that jobs really have. This is a model
+of mean rates, for the replay without single phases: here the simulation has a rule of its own for tails, while the
+daemon narrows permits (mux/permits.py).
 
 Long-tail migration: when most responses are done, the last ones move together and the next job gets the other GPUs.
-
-Only requests move, and the job's own training still waits for every response, so its iteration is not shorter; what
-shrinks is how long its rollout keeps the node from the next one. Planning never counts on it.
+Only requests move, and the job's own training still waits for every response, so its iteration is not shorter; the time
+for which its rollout keeps the node from the next job is. Planning never counts on it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from rollweave.mux.model.group import CoGroup
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.slo import paces
 from rollweave.mux.model.state import ClusterState
+from rollweave.mux.simulation.replay import Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class Reality:
 
 
 def migrated_period(group: CoGroup, migration: Migration) -> float:
-    """One meta-iteration of round robin if every rollout with somebody waiting behind it gives its node up early."""
+    """One lap of round robin if every rollout behind which another job waits gives its node up early."""
     loads: dict[int, float] = {}
     longest = group.max_solo
     for name, nodes in group.pins.items():
@@ -134,3 +137,51 @@ def migrated_period(group: CoGroup, migration: Migration) -> float:
         longest = longest if alone else max(longest, own.shared_solo + migration.move_s)
         loads[nodes[0]] = loads.get(nodes[0], 0.0) + held + own.switch_roll
     return max(longest, group.sum_train, *loads.values())
+
+
+@dataclass(slots=True)
+class RealReplay(Replay):
+    """A replay in which phases last as they do in reality; the scheduler hears what was measured now and then."""
+
+    reality: Reality = field(default_factory=Reality)
+    first_solo: dict[str, float] = field(default_factory=dict)
+
+    def _step(self) -> bool:
+        went_on = Replay._step(self)
+        if went_on:
+            self.reality.settle(self.state, self.outcome.ledger.now)
+        return went_on
+
+    def _arrive(self, job: MuxJob, now: float) -> None:
+        self.first_solo.setdefault(job.id, job.solo_s)
+        Replay._arrive(self, job, now)
+
+    def _deadline(self, job: MuxJob) -> float:
+        if not self.reality.drifts:
+            return job.deadline
+        # Judged against the work as it became, from the first placement on: resubmissions do not start a new clock.
+        alone = job.n_iters * self.first_solo[job.id] + self.reality.extra_s(job)
+        return self.placed[job.id] + job.profile.cold_s + job.slo * alone
+
+    def _start_ticks(self) -> None:
+        Replay._start_ticks(self)
+        if self.reality.every_s < math.inf:
+            self._at(self.reality.every_s, self._observe, counts=False)
+
+    def _observe(self, now: float) -> None:
+        for job in list(self.state.jobs.values()):
+            if job.id in self.state.jobs and job.resumes_at <= now:
+                self._observe_one(job, now)
+        self._at(now + self.reality.every_s, self._observe, counts=False)
+
+    def _observe_one(self, job: MuxJob, now: float) -> None:
+        t_roll, t_train = self.reality.measured(job, now)
+        profile = job.profile.with_times(t_roll, t_train)
+        kept = replace(job, done=job.done_at(now), pace=0.0, profile=profile, solo_s=profile.solo_s)
+        plan = self._decide(
+            "observe", job.id, now, lambda: self.decider.observe(self.state, job.id, t_roll, t_train, now)
+        )
+        if any(step.kind == "resubmit" for step in plan.steps):
+            self.outcome.moves += 1
+            self.outcome.paused_s += job.profile.move_s
+            self._at(now + job.profile.move_s, partial(self._arrive, kept))

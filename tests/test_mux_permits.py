@@ -1,20 +1,24 @@
-"""Turn-taking: who may use which node next. Pure code, played on the virtual clock."""
+"""The permit table: which job may use which node next. Pure code, played on the virtual clock."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from rollweave.clock import Clock, run_virtual
-from rollweave.mux.permits import Discipline, Permit, PermitTable, Seat, SharedPool, StalePermit
+from rollweave.mux.permits import Discipline, Permit, PermitTable, Seat, StalePermit
+from rollweave.pipelines.permits import SharedPool
 
+TABLE = TypeAdapter(PermitTable)
 POOLS: tuple[SharedPool, ...] = get_args(SharedPool)
 
 
@@ -37,7 +41,7 @@ class Stage:
     """Plays jobs against `PermitTable` as the daemon would, and writes down who had what when."""
 
     clock: Clock
-    turns: PermitTable = field(default_factory=PermitTable)
+    table: PermitTable = field(default_factory=PermitTable)
     had: list[tuple[str, str, float, float]] = field(default_factory=list)
     """(node, job, from, to)"""
     ends: dict[str, list[float]] = field(default_factory=dict)
@@ -45,7 +49,9 @@ class Stage:
     tails: int = 0
 
     def look_again(self) -> None:
-        self.turns.grant(self.clock.now())
+        """Give out permits. A table that was stored and loaded looks at all requests: it must give out the same."""
+        loaded = TABLE.validate_python(TABLE.dump_python(self.table, mode="json"))
+        assert loaded.grant(self.clock.now()) == self.table.grant(self.clock.now())
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -56,25 +62,25 @@ class Stage:
                 await self._live(player)
         except TimeoutError:
             pass
-        self.turns.leave(player.name)
+        self.table.leave(player.name)
         self.look_again()
 
     async def _live(self, player: Player) -> None:
-        self.turns.join(player.name, player.seat)
+        self.table.join(player.name, player.seat)
         epoch = None
         for iteration in range(player.iterations):
             for pool in POOLS:
                 if epoch is not None:
-                    self.turns.give_back(player.name, epoch)
+                    self.table.give_back(player.name, epoch)
                 epoch = await self._phase(player, pool, f"{iteration}.{pool}")
             self.ends.setdefault(player.name, []).append(self.clock.now())
 
     async def _phase(self, player: Player, pool: SharedPool, ticket: str) -> int:
-        self.turns.ask(player.name, ticket, pool, player.seat.nodes[pool], partly=player.tail is not None)
+        self.table.ask(player.name, ticket, pool, player.seat.nodes[pool], partly=player.tail is not None)
         self.look_again()
-        while not self.turns.holds(player.name, ticket):
+        while not self.table.holds(player.name, ticket):
             await self.changed.wait()
-        permit = self.turns.permits[player.name]
+        permit = self.table.permits[player.name]
         since = dict.fromkeys(permit.nodes, self.clock.now())
         try:
             async with asyncio.timeout(player.seconds[pool]):
@@ -92,9 +98,9 @@ class Stage:
             since.update({node: self.clock.now() for node in permit.nodes if node not in since})
         if pool == "rollout" and player.tail is not None:
             await self.clock.sleep(player.tail * player.seconds[pool])
-            while not self.turns.awaited(player.name, permit.epoch, 1):
+            while not self.table.is_awaited(player.name, permit.epoch, 1):
                 await self.changed.wait()
-            self.turns.narrow(player.name, permit.epoch, 1)
+            self.table.narrow(player.name, permit.epoch, 1)
             for node in permit.handed_back:
                 self.had.append((node, player.name, since.pop(node), self.clock.now()))
             self.tails += 1
@@ -108,7 +114,7 @@ def perform(players: list[Player], switches: Sequence[float] = ()) -> Stage:
     async def switch(stage: Stage) -> None:
         for at, discipline in zip(switches, itertools.cycle(("rr", "fifo")), strict=False):
             await stage.clock.sleep(at - stage.clock.now())
-            stage.turns.reseat({p.name: replace(p.seat, discipline=discipline) for p in players})
+            stage.table.reseat({p.name: replace(p.seat, discipline=discipline) for p in players})
             stage.look_again()
 
     async def main(clock: Clock) -> Stage:
@@ -157,7 +163,7 @@ def test_one_holder_per_node_and_everybody_alive_comes_to_an_end(players: list[P
     for node in {node for node, *_ in stage.had}:
         uses = sorted((begin, end) for where, _, begin, end in stage.had if where == node)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(uses))
-    assert not stage.turns.permits and not stage.turns.requests and not stage.turns.members
+    assert not stage.table.permits and not stage.table.requests and not stage.table.tenants
 
 
 @settings(max_examples=100)
@@ -191,78 +197,78 @@ def seat(rank: int, discipline: Discipline = "rr") -> Seat:
 
 
 def test_strict_order_waits_for_the_one_whose_turn_it_is() -> None:
-    turns = PermitTable()
+    table = PermitTable()
     for rank, job in enumerate("ab"):
-        turns.join(job, seat(rank))
-    turns.ask("b", "b1", "rollout", ("rollout-0",))
-    assert turns.grant() == []
-    turns.ask("a", "a1", "rollout", ("rollout-0",))
-    assert [permit.job for permit in turns.grant()] == ["a"]
+        table.join(job, seat(rank))
+    table.ask("b", "b1", "rollout", ("rollout-0",))
+    assert table.grant() == []
+    table.ask("a", "a1", "rollout", ("rollout-0",))
+    assert [permit.job for permit in table.grant()] == ["a"]
 
 
 def test_nobody_waits_for_the_next_rollout_of_who_is_leaving() -> None:
-    turns = PermitTable()
+    table = PermitTable()
     for rank, job in enumerate("ab"):
-        turns.join(job, seat(rank))
+        table.join(job, seat(rank))
     for job in "ab":
-        turns.ask(job, f"{job}1", "rollout", ("rollout-0",))
-        turns.give_back(job, turns.grant()[0].epoch)
-    turns.ask("b", "b2", "rollout", ("rollout-0",))
-    assert turns.grant() == []
-    turns.members["a"].leaving = True
-    assert [permit.job for permit in turns.grant()] == ["b"]
+        table.ask(job, f"{job}1", "rollout", ("rollout-0",))
+        table.give_back(job, table.grant()[0].epoch)
+    table.ask("b", "b2", "rollout", ("rollout-0",))
+    assert table.grant() == []
+    table.leave_after_this_lap("a")
+    assert [permit.job for permit in table.grant()] == ["b"]
 
 
 def test_first_come_first_served_does_not_wait() -> None:
-    turns = PermitTable()
+    table = PermitTable()
     for rank, job in enumerate("abc"):
-        turns.join(job, seat(rank, "fifo"))
-    turns.ask("c", "c1", "rollout", ("rollout-0",))
-    assert [permit.job for permit in turns.grant()] == ["c"]
-    turns.ask("b", "b1", "rollout", ("rollout-0",))
-    turns.ask("a", "a1", "rollout", ("rollout-0",))
-    assert turns.line("rollout-0") == ["b", "a"]
-    turns.give_back("c", turns.permits["c"].epoch)
-    assert [permit.job for permit in turns.grant()] == ["b"]
+        table.join(job, seat(rank, "fifo"))
+    table.ask("c", "c1", "rollout", ("rollout-0",))
+    assert [permit.job for permit in table.grant()] == ["c"]
+    table.ask("b", "b1", "rollout", ("rollout-0",))
+    table.ask("a", "a1", "rollout", ("rollout-0",))
+    assert table.line("rollout-0") == ["b", "a"]
+    table.give_back("c", table.permits["c"].epoch)
+    assert [permit.job for permit in table.grant()] == ["b"]
 
 
 def test_a_newcomer_does_not_push_in() -> None:
-    turns = PermitTable()
-    turns.join("a", seat(0))
+    table = PermitTable()
+    table.join("a", seat(0))
     for ticket in ("1", "2", "3"):
-        turns.ask("a", ticket, "rollout", ("rollout-0",))
-        turns.give_back("a", turns.grant()[0].epoch)
-        turns.ask("a", f"{ticket}t", "train", ("train-0",))
-        turns.give_back("a", turns.grant()[0].epoch)
-    turns.join("b", seat(1))
-    turns.ask("b", "b1", "rollout", ("rollout-0",))
-    turns.ask("a", "4", "rollout", ("rollout-0",))
-    assert [permit.job for permit in turns.grant()] == ["a"]
+        table.ask("a", ticket, "rollout", ("rollout-0",))
+        table.give_back("a", table.grant()[0].epoch)
+        table.ask("a", f"{ticket}t", "train", ("train-0",))
+        table.give_back("a", table.grant()[0].epoch)
+    table.join("b", seat(1))
+    table.ask("b", "b1", "rollout", ("rollout-0",))
+    table.ask("a", "4", "rollout", ("rollout-0",))
+    assert [permit.job for permit in table.grant()] == ["a"]
 
 
 def test_a_cold_start_goes_ahead_of_the_cycle_but_not_of_the_holder() -> None:
-    turns = PermitTable()
-    turns.join("a", seat(0))
-    turns.join("b", seat(1))
-    turns.ask("a", "a1", "train", ("train-0",))
-    held = turns.grant()[0]
-    turns.ask("b", "b1", "train", ("train-0",))
-    turns.ask("new", "n1", "train", ("train-0",), visit=True)
-    assert turns.grant() == []
-    turns.give_back("a", held.epoch)
-    assert [permit.job for permit in turns.grant()] == ["new"]
+    table = PermitTable()
+    table.join("a", seat(0))
+    table.join("b", seat(1))
+    table.ask("a", "a1", "train", ("train-0",))
+    held = table.grant()[0]
+    table.ask("b", "b1", "train", ("train-0",))
+    table.ask("new", "n1", "train", ("train-0",), visit=True)
+    assert table.grant() == []
+    table.give_back("a", held.epoch)
+    assert [permit.job for permit in table.grant()] == ["new"]
 
 
 def test_a_start_that_takes_long_shares_its_node() -> None:
-    turns = PermitTable()
-    turns.join("a", seat(0))
-    turns.ask("new", "n1", "rollout", ("rollout-0",), visit=True, alone_for=5.0)
-    start = turns.grant(now=10.0)[0]
-    turns.ask("a", "1", "rollout", ("rollout-0",))
-    assert turns.grant(now=14.9) == []
-    assert [permit.job for permit in turns.grant(now=15.0)] == ["a"]
-    turns.give_back("new", start.epoch)
-    assert turns.holder("rollout-0") == "a"
+    table = PermitTable()
+    table.join("a", seat(0))
+    table.ask("new", "n1", "rollout", ("rollout-0",), visit=True, alone_for=5.0)
+    start = table.grant(now=10.0)[0]
+    table.ask("a", "1", "rollout", ("rollout-0",))
+    assert table.grant(now=14.9) == []
+    assert [permit.job for permit in table.grant(now=15.0)] == ["a"]
+    table.give_back("new", start.epoch)
+    assert table.holder("rollout-0") == "a"
 
 
 BOTH = ("rollout-0", "rollout-1")
@@ -273,156 +279,169 @@ def wide(rank: int) -> Seat:
 
 
 def test_the_next_begins_on_what_a_tail_has_left_and_gets_the_rest_later() -> None:
-    turns = PermitTable()
-    turns.join("a", wide(0))
-    turns.join("b", wide(1))
-    turns.ask("a", "1", "rollout", BOTH)
-    a = turns.grant(now=0.0)[0]
-    assert not turns.awaited("a", a.epoch, 1), "there is nobody to make room for"
-    turns.ask("b", "1", "rollout", BOTH, partly=True)
-    assert turns.awaited("a", a.epoch, 1) and turns.grant(now=8.0) == []
-    turns.narrow("a", a.epoch, 1)
-    turns.narrow("a", a.epoch, 1)  # told twice
-    (b,) = turns.grant(now=8.0)
+    table = PermitTable()
+    table.join("a", wide(0))
+    table.join("b", wide(1))
+    table.ask("a", "1", "rollout", BOTH)
+    a = table.grant(now=0.0)[0]
+    assert not table.is_awaited("a", a.epoch, 1), "there is nobody to make room for"
+    table.ask("b", "1", "rollout", BOTH, partly=True)
+    assert table.is_awaited("a", a.epoch, 1) and table.grant(now=8.0) == []
+    table.narrow("a", a.epoch, 1)
+    table.narrow("a", a.epoch, 1)  # told twice
+    (b,) = table.grant(now=8.0)
     assert (a.nodes, b.job, b.nodes, b.owed) == (("rollout-0",), "b", ("rollout-1",), ("rollout-0",))
-    turns.join("c", Seat({"rollout": ("rollout-0",), "train": ("train-0",)}, 2))
-    turns.ask("c", "1", "rollout", ("rollout-0",))
-    assert turns.grant(now=9.0) == []
-    turns.give_back("a", a.epoch)
-    assert turns.grant(now=10.0) == [b], "what is owed to one is not given to another"
+    table.join("c", Seat({"rollout": ("rollout-0",), "train": ("train-0",)}, 2))
+    table.ask("c", "1", "rollout", ("rollout-0",))
+    assert table.grant(now=9.0) == []
+    table.give_back("a", a.epoch)
+    assert table.grant(now=10.0) == [b], "what is owed to one is not given to another"
     assert (b.nodes, b.owed) == (("rollout-1", "rollout-0"), ())
     assert b.worked(now=14.0) == 2 / 2 + 4
-    turns.give_back("b", b.epoch)
-    assert [permit.job for permit in turns.grant(now=14.0)] == ["c"]
+    table.give_back("b", b.epoch)
+    assert [permit.job for permit in table.grant(now=14.0)] == ["c"]
 
 
 def test_a_tail_lets_nobody_in_before_their_turn() -> None:
-    turns = PermitTable()
-    turns.join("a", wide(0))
-    turns.join("b", wide(1))
-    turns.join("c", Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 2))
-    turns.ask("a", "1", "rollout", BOTH)
-    a = turns.grant()[0]
-    turns.ask("c", "1", "rollout", ("rollout-1",))
-    assert not turns.awaited("a", a.epoch, 1), "nobody could begin"
+    table = PermitTable()
+    table.join("a", wide(0))
+    table.join("b", wide(1))
+    table.join("c", Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 2))
+    table.ask("a", "1", "rollout", BOTH)
+    a = table.grant()[0]
+    table.ask("c", "1", "rollout", ("rollout-1",))
+    assert not table.is_awaited("a", a.epoch, 1), "nobody could begin"
     assert a.nodes == BOTH and a.handed_back == ()
-    turns.narrow("a", a.epoch, 1)
-    assert turns.grant() == [], "it is b's turn, whether it is ready or not"
+    table.narrow("a", a.epoch, 1)
+    assert table.grant() == [], "it is b's turn, whether it is ready or not"
     with pytest.raises(StalePermit):
-        turns.narrow("a", a.epoch + 1, 1)
+        table.narrow("a", a.epoch + 1, 1)
 
 
 def test_who_needs_all_nodes_at_once_waits_for_all() -> None:
-    turns = PermitTable()
-    turns.join("a", wide(0))
-    turns.join("b", wide(1))
-    turns.ask("a", "1", "rollout", BOTH)
-    a = turns.grant()[0]
-    turns.ask("b", "1", "rollout", BOTH)
-    assert not turns.awaited("a", a.epoch, 1)
-    turns.narrow("a", a.epoch, 1)
-    assert turns.grant() == []
-    turns.give_back("a", a.epoch)
-    assert turns.grant()[0].nodes == BOTH
+    table = PermitTable()
+    table.join("a", wide(0))
+    table.join("b", wide(1))
+    table.ask("a", "1", "rollout", BOTH)
+    a = table.grant()[0]
+    table.ask("b", "1", "rollout", BOTH)
+    assert not table.is_awaited("a", a.epoch, 1)
+    table.narrow("a", a.epoch, 1)
+    assert table.grant() == []
+    table.give_back("a", a.epoch)
+    assert table.grant()[0].nodes == BOTH
 
 
 def test_a_tail_beside_a_start_that_takes_long_is_still_a_tail() -> None:
-    turns = PermitTable()
-    turns.join("a", wide(0))
-    turns.join("b", wide(1))
-    turns.ask("new", "n", "rollout", ("rollout-0",), visit=True, alone_for=5.0)
-    turns.grant(now=0.0)
-    turns.ask("a", "1", "rollout", BOTH)
-    a = turns.grant(now=6.0)[0]
-    turns.ask("b", "1", "rollout", BOTH, partly=True)
-    turns.narrow("a", a.epoch, 1)
-    assert [permit.nodes for permit in turns.grant(now=7.0)] == [("rollout-1",)]
+    table = PermitTable()
+    table.join("a", wide(0))
+    table.join("b", wide(1))
+    table.ask("new", "n", "rollout", ("rollout-0",), visit=True, alone_for=5.0)
+    table.grant(now=0.0)
+    table.ask("a", "1", "rollout", BOTH)
+    a = table.grant(now=6.0)[0]
+    table.ask("b", "1", "rollout", BOTH, partly=True)
+    table.narrow("a", a.epoch, 1)
+    assert [permit.nodes for permit in table.grant(now=7.0)] == [("rollout-1",)]
 
 
 def test_an_old_epoch_is_refused() -> None:
-    turns = PermitTable()
-    turns.join("a", seat(0))
-    turns.ask("a", "1", "rollout", ("rollout-0",))
-    old = turns.grant()[0].epoch
-    turns.give_back("a", old)
-    turns.ask("a", "2", "train", ("train-0",))
-    new = turns.grant()[0].epoch
+    table = PermitTable()
+    table.join("a", seat(0))
+    table.ask("a", "1", "rollout", ("rollout-0",))
+    old = table.grant()[0].epoch
+    table.give_back("a", old)
+    table.ask("a", "2", "train", ("train-0",))
+    new = table.grant()[0].epoch
     assert new > old
     with pytest.raises(StalePermit, match=f"number {old}.*now holds number {new}"):
-        turns.give_back("a", old)
-    assert turns.holder("train-0") == "a"
+        table.give_back("a", old)
+    assert table.holder("train-0") == "a"
 
 
 def test_asking_twice_is_asking_once() -> None:
-    turns = PermitTable()
-    turns.join("a", seat(0))
-    turns.ask("a", "1", "rollout", ("rollout-0",))
-    turns.ask("a", "1", "rollout", ("rollout-0",))
-    permit = turns.grant()[0]
-    turns.ask("a", "1", "rollout", ("rollout-0",))
-    assert turns.grant() == [] and turns.permits["a"] == permit
+    table = PermitTable()
+    table.join("a", seat(0))
+    table.ask("a", "1", "rollout", ("rollout-0",))
+    table.ask("a", "1", "rollout", ("rollout-0",))
+    permit = table.grant()[0]
+    table.ask("a", "1", "rollout", ("rollout-0",))
+    assert table.grant() == [] and table.permits["a"] == permit
     with pytest.raises(StalePermit, match="another process"):
-        turns.ask("a", "other", "rollout", ("rollout-0",))
+        table.ask("a", "other", "rollout", ("rollout-0",))
 
 
 def test_who_is_moved_takes_its_next_turn_on_the_new_nodes() -> None:
-    turns = PermitTable()
-    turns.join("a", seat(0))
-    turns.ask("a", "1", "rollout", ("rollout-0",))
-    turns.reseat({"a": Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 0)})
-    assert turns.grant()[0].nodes == ("rollout-1",)
+    table = PermitTable()
+    table.join("a", seat(0))
+    table.ask("a", "1", "rollout", ("rollout-0",))
+    table.reseat({"a": Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 0)})
+    assert table.grant()[0].nodes == ("rollout-1",)
 
 
-def take(turns: PermitTable, job: str, *pools: SharedPool) -> None:
+def test_a_job_that_was_moved_makes_room_on_its_new_nodes_when_its_phase_ends() -> None:
+    table = PermitTable()
+    table.join("a", seat(0))
+    table.join("b", Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 1))
+    table.ask("a", "1", "rollout", ("rollout-0",))
+    a = table.grant()[0]
+    table.reseat({"a": Seat({"rollout": ("rollout-1",), "train": ("train-0",)}, 0)})
+    table.ask("b", "1", "rollout", ("rollout-1",))
+    assert table.grant() == [], "on this node a is before b, and its phase of this lap still runs"
+    table.give_back("a", a.epoch)
+    assert [permit.job for permit in table.grant()] == ["b"]
+
+
+def take(table: PermitTable, job: str, *pools: SharedPool) -> None:
     """Turns of a job, each granted at once and handed back."""
     for number, pool in enumerate(pools):
-        turns.ask(job, f"{job} {turns.epoch} {number}", pool, turns.members[job].seat.nodes[pool])
-        assert [permit.job for permit in turns.grant()] == [job]
-        turns.give_back(job, turns.permits[job].epoch)
+        table.ask(job, f"{job} {table.epoch} {number}", pool, table.tenants[job].seat.nodes[pool])
+        assert [permit.job for permit in table.grant()] == [job]
+        table.give_back(job, table.permits[job].epoch)
 
 
 def test_from_first_come_first_served_to_round_robin_the_laps_start_anew() -> None:
-    turns = PermitTable()
-    turns.join("fast", seat(0, "fifo"))
-    turns.join("slow", seat(1, "fifo"))
-    take(turns, "fast", *POOLS * 5)
-    turns.reseat({"fast": seat(0), "slow": seat(1)})
+    table = PermitTable()
+    table.join("fast", seat(0, "fifo"))
+    table.join("slow", seat(1, "fifo"))
+    take(table, "fast", *POOLS * 5)
+    table.reseat({"fast": seat(0), "slow": seat(1)})
     for _ in range(3):
-        take(turns, "fast", *POOLS)
-        turns.ask("fast", "too early", "rollout", ("rollout-0",))
-        assert turns.grant() == [], "one lap of one is one lap of the other"
-        del turns.requests["fast"]
-        take(turns, "slow", *POOLS)
+        take(table, "fast", *POOLS)
+        early = deepcopy(table)
+        early.ask("fast", "too early", "rollout", ("rollout-0",))
+        assert early.grant() == [], "one lap of one is one lap of the other"
+        take(table, "slow", *POOLS)
 
 
 def test_who_is_between_its_phases_when_laps_start_anew_has_had_its_rollout() -> None:
-    turns = PermitTable()
-    turns.join("a", seat(0, "fifo"))
-    turns.join("b", seat(1, "fifo"))
-    take(turns, "a", *POOLS * 2, "rollout")
-    turns.ask("a", "a train", "train", ("train-0",))
-    turns.grant()
-    turns.reseat({"a": seat(0), "b": seat(1)})
-    take(turns, "b", "rollout")
-    turns.give_back("a", turns.permits["a"].epoch)
-    turns.ask("a", "a next", "rollout", ("rollout-0",))
-    assert [permit.job for permit in turns.grant()] == ["a"]
-    take(turns, "b", "train")
+    table = PermitTable()
+    table.join("a", seat(0, "fifo"))
+    table.join("b", seat(1, "fifo"))
+    take(table, "a", *POOLS * 2, "rollout")
+    table.ask("a", "a train", "train", ("train-0",))
+    table.grant()
+    table.reseat({"a": seat(0), "b": seat(1)})
+    take(table, "b", "rollout")
+    table.give_back("a", table.permits["a"].epoch)
+    table.ask("a", "a next", "rollout", ("rollout-0",))
+    assert [permit.job for permit in table.grant()] == ["a"]
+    take(table, "b", "train")
 
 
 @pytest.mark.parametrize("laps", [0, 7])
 def test_who_moves_into_another_group_enters_the_lap_that_its_members_are_in(laps: int) -> None:
-    turns = PermitTable()
-    turns.join("a", seat(0))
-    turns.join("b", Seat({"rollout": ("rollout-1",), "train": ("train-1",)}, 0))
-    take(turns, "a", *POOLS * 3)
-    take(turns, "b", *POOLS * laps, "rollout")
-    turns.reseat({"a": seat(0), "b": seat(1)})
-    take(turns, "a", *POOLS)
-    take(turns, "b", "train")
+    table = PermitTable()
+    table.join("a", seat(0))
+    table.join("b", Seat({"rollout": ("rollout-1",), "train": ("train-1",)}, 0))
+    take(table, "a", *POOLS * 3)
+    take(table, "b", *POOLS * laps, "rollout")
+    table.reseat({"a": seat(0), "b": seat(1)})
+    take(table, "a", *POOLS)
+    take(table, "b", "train")
     for _ in range(3):
-        take(turns, "a", *POOLS)
-        take(turns, "b", *POOLS)
+        take(table, "a", *POOLS)
+        take(table, "b", *POOLS)
 
 
 @settings(max_examples=60)

@@ -1,0 +1,62 @@
+"""The door to what computes rewards: what the driver asks of it, and what comes back.
+
+`rollout/scoring.py` decides which trajectories wait for a reward and asks a `RewardBackend`. There is one today: the
+host that played the trajectory (`HostBackend`). Back ends on other machines come in through the same protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from rollweave.rewards.scorer import PARTS, THREADS_LEFT
+from rollweave.trajectory import Trajectory
+
+
+class RewardCall(NamedTuple):
+    attempt: str
+    """Tells calls apart: computing one of them twice gives the same answer twice."""
+    trajectory: Trajectory
+    holder: int | None = None
+    """The host that has the trajectory at hand, so that it need not be sent; None: no host has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The answer to a `RewardCall`, small enough for any wire: rewards, but no tokens."""
+
+    attempt: str
+    rewards: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, dict[str, float]] = field(default_factory=dict)
+    failure: str | None = None
+    """Why there is no reward, and will be none."""
+    threads_left: int = 0
+    """Plain functions that were given up and still run in their threads."""
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, failure: str | None = None) -> Scored:
+        """What a scorer made of this trajectory."""
+        threads_left = trajectory.info.pop(THREADS_LEFT, 0)
+        if failure is not None:
+            return cls(trajectory.id, failure=failure, threads_left=threads_left)
+        return cls(trajectory.id, trajectory.rewards, trajectory.info.get(PARTS, {}), threads_left=threads_left)
+
+    def fill_in(self, trajectory: Trajectory) -> None:
+        """Write the answer into the trajectory it belongs to."""
+        if self.failure is not None:
+            trajectory.cause = self.failure
+            return
+        trajectory.rewards = self.rewards
+        if self.parts:
+            trajectory.info[PARTS] = self.parts
+
+
+class RewardBackend(Protocol):
+    def call(self, call: RewardCall, done: Callable[[Scored], None]) -> None:
+        """Compute a reward and say it to `done`, within the job's deadline; late or repeated answers do no harm."""
+        ...
+
+    def give_up(self, attempt: str) -> None:
+        """The answer is no longer wanted."""
+        ...

@@ -1,0 +1,136 @@
+"""Scoring: which trajectories wait for a reward, and which host computes it.
+
+    host reports an episode ─▶ its slot is free ─▶ `score` ─▶ Score to the host that holds the trajectory
+                                                   `done`  ◀─ Scored
+
+The driver decides, the host that played computes: the tokens of a long trajectory lie there. If that host is gone, the
+trajectory is sent to another one: rewards are pure. The deadline is kept by the host, as those of an episode are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rollweave.observability.events import Emitter
+from rollweave.rewards.dispatch import RewardBackend, RewardCall, Scored
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.link import Cancel, Score
+from rollweave.trajectory import Trajectory
+
+OnScored = Callable[[Trajectory, bool], None]
+"""Takes the trajectory, and whether it has its rewards; if not, its `cause` says why."""
+
+
+class Scoring:
+    """Every trajectory given to `score` is answered exactly once, with rewards or as failed, unless it is forgotten."""
+
+    def __init__(self, backend: RewardBackend, recorder: Emitter) -> None:
+        self._backend = backend
+        self._recorder = recorder
+        self._waiting: dict[str, tuple[Trajectory, OnScored]] = {}
+
+    def score(self, trajectory: Trajectory, holder: int | None, names: Sequence[str], done: OnScored) -> None:
+        """`holder`: the host that has it, if one does. `names` of the rewards, as far as they are known."""
+        self._waiting[trajectory.id] = (trajectory, done)
+        self._recorder.emit("reward.begin", id=trajectory.id, group=trajectory.group, rewards=list(names), host=holder)
+        self._backend.call(RewardCall(trajectory.id, trajectory, holder), self._hear)
+
+    def forget(self, attempt: str) -> None:
+        """Nothing waits for this reward any more; a late answer is ignored."""
+        del self._waiting[attempt]
+        self._backend.give_up(attempt)
+
+    def _hear(self, answer: Scored) -> None:
+        waiting = self._waiting.pop(answer.attempt, None)
+        if waiting is None:
+            self._recorder.emit("reward.late", id=answer.attempt)
+            return
+        (trajectory, done), succeeded = waiting, answer.failure is None
+        answer.fill_in(trajectory)
+        self._recorder.emit(
+            "reward.end",
+            id=answer.attempt,
+            reward=trajectory.reward if succeeded else None,
+            cause=answer.failure,
+            threads_left=answer.threads_left,
+        )
+        done(trajectory, succeeded)
+
+
+@dataclass(slots=True)
+class _Call:
+    call: RewardCall
+    done: Callable[[Scored], None]
+    host: int | None = None
+    """Who computes it; None: there is no host."""
+    tries: int = 0
+
+
+class HostBackend:
+    """Lets hosts compute rewards. What a dead host was computing, another one computes, a limited number of times: a
+    reward may be what kills them."""
+
+    def __init__(self, dispatcher: Dispatcher, recorder: Emitter, max_retries: int) -> None:
+        self._dispatcher = dispatcher
+        self._recorder = recorder
+        self._max_retries = max_retries
+        self._calls: dict[str, _Call] = {}
+        self._load: Counter[int] = Counter()
+        dispatcher.reward_desk = self
+
+    def call(self, call: RewardCall, done: Callable[[Scored], None]) -> None:
+        made = self._calls[call.attempt] = _Call(call, done)
+        self._place(made)
+
+    def give_up(self, attempt: str) -> None:
+        made = self._end(attempt)
+        if made.host is not None:
+            self._dispatcher.say(made.host, f"cancel.{attempt}", Cancel(attempt))
+
+    # --------------------------------------------------------------------------- what the dispatcher tells of hosts
+
+    def scored(self, answer: Scored) -> None:
+        """Whichever host says it, also one that was taken for dead: the answer is the same."""
+        if answer.attempt in self._calls:
+            self._end(answer.attempt).done(answer)
+        else:
+            self._recorder.emit("reward.late", id=answer.attempt)
+
+    def host_attached(self, host: int) -> None:
+        for made in [made for made in self._calls.values() if made.host is None]:
+            self._place(made)
+
+    def host_gone(self, host: int) -> None:
+        self._load.pop(host, None)
+        for made in [made for made in self._calls.values() if made.host == host]:
+            made.host = None
+            if made.tries > self._max_retries:
+                cause = f"its host died while it was scored, {made.tries} times"
+                self._end(made.call.attempt).done(Scored(made.call.attempt, failure=cause))
+            else:
+                self._place(made)
+
+    # -------------------------------------------------------------------------------------------------------- helpers
+
+    def _place(self, made: _Call) -> None:
+        """With the holder, else with the host that computes least; the next host that comes, if there is none."""
+        call, hosts = made.call, self._dispatcher.hosts
+        if not hosts:
+            return
+        held = call.holder in hosts
+        made.host = call.holder if held else min(hosts, key=lambda host: self._load[host])
+        assert made.host is not None
+        made.tries += 1
+        self._load[made.host] += 1
+        if made.tries > 1:
+            self._recorder.emit("reward.again", id=call.attempt, host=made.host, tries=made.tries)
+        score = Score(call.attempt, None if held else call.trajectory)
+        self._dispatcher.say(made.host, f"score.{call.attempt}", score)
+
+    def _end(self, attempt: str) -> _Call:
+        made = self._calls.pop(attempt)
+        if made.host is not None:
+            self._load[made.host] -= 1
+        return made

@@ -1,0 +1,18 @@
+"""The policies that the papers compare with, by the names that `rollweave mux simulate --policy` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rollweave.mux.decisions.scheduler import Decider
+from rollweave_experiments.baselines.fits import MostIdle, RandomFit
+from rollweave_experiments.baselines.gavel import Gavel
+from rollweave_experiments.baselines.opt import Opt, Regroup
+
+POLICIES: dict[str, Callable[[int], Decider]] = {
+    "gavel+": lambda seed: Gavel(),
+    "random": lambda seed: RandomFit(seed),
+    "most-idle": lambda seed: MostIdle(),
+    "opt": lambda seed: Opt(),
+    "regroup": lambda seed: Regroup(),
+}
