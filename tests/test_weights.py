@@ -257,7 +257,7 @@ def test_a_newcomer_stands_still_while_the_others_do_and_no_longer() -> None:
         weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), fleet, clock, MemoryRecorder(), timeout=99.0)
         one = engine(SimulatedEngine, clock, number=1)
         entry = newcomer(weights, fleet, one)
-        request = Request("a#0", "a", [1], 0, Sampling(max_tokens=4))
+        request = request_of("a#0", "a", [1], 0, Sampling(max_tokens=4))
         async with fleet.standing():
             await fleet.do_as_the_others(entry)  # it does not serve yet: another version is on its way
             answer = asyncio.ensure_future(one.generate(request))
