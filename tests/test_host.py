@@ -18,6 +18,7 @@ from rollweave.config.control import Deadlines
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.rewards.dispatch import Scored
+from rollweave.rewards.scorer import THREADS_LEFT
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Report, Score, ToDriver, ToHost
@@ -128,7 +129,7 @@ class Driver:
         match message:
             case Lease(id=id):
                 self.link.say(id, message)
-            case Cancel(lease=id):
+            case Cancel(attempt=id):
                 self.link.say(f"cancel.{id}", message)
             case Score(attempt=id):
                 self.link.say(f"score.{id}", message)
@@ -199,6 +200,20 @@ def test_an_episode_that_ended_before_it_was_cancelled_is_reported_as_it_ended()
 
 # -------------------------------------------------------------------------------------------------------- rewards
 
+
+class LeavesThread:
+    """A plain function that does not return, as `call_in_thread` sees it."""
+
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        return ("plain",)
+
+    async def score(self, trajectory: Trajectory) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            trajectory.info[THREADS_LEFT] = 1
+
+
 ENDS = 7.0
 """When the episode of `rewarded` ends: a reset of 1 s, then three turns of 1 + 1 s."""
 
@@ -253,6 +268,23 @@ def test_a_reward_that_is_not_wanted_any_more_is_not_computed(cancelled: float) 
     script = sorted([(ENDS + 2, Score("0.0.0")), (cancelled, Cancel("0.0.0"))], key=lambda item: item[0])
     driver, reward = rewarded(*script)
     assert (len(driver.reports), driver.scored, reward.finished) == (1, [], 0)
+
+
+def test_a_thread_that_a_cancelled_reward_leaves_behind_is_counted() -> None:
+    """Not only one that missed its deadline: such threads hold memory and cores until their functions return."""
+
+    async def main(clock: Clock) -> list[Scored]:
+        played_on = stage(clock, lambda task: Steps(clock, 1.0, 3), scorer=LeavesThread())
+        async with Driver(played_on) as driver:
+            driver.say(lease())
+            await clock.sleep(ENDS + 1)
+            driver.say(Score("0.0.0"))
+            await clock.sleep(1.0)
+            driver.say(Cancel("0.0.0"))
+            await clock.sleep(100.0)
+            return driver.scored
+
+    assert [(scored.attempt, scored.threads_left) for scored in run_virtual(main)] == [("0.0.0", 1)]
 
 
 def test_a_host_scores_what_another_one_played() -> None:
@@ -482,7 +514,7 @@ def test_a_cancelled_member_of_a_batch_is_not_waited_for() -> None:
             assert [wait.what for wait in clock.waits()] == ["environment reset", "the other environments"]
             driver.say(Cancel("1"))
             await clock.sleep(10)
-            assert {report.lease: report.trajectory.outcome for report in driver.reports} == {
+            assert {report.attempt: report.trajectory.outcome for report in driver.reports} == {
                 "0": Outcome.FINISHED,
                 "1": Outcome.ABORTED,
             }

@@ -106,6 +106,20 @@ def test_what_is_said_in_one_tick_travels_in_one_packet() -> None:
     assert [len(packet.messages) for packet in packets] == [5]
 
 
+def test_a_closed_end_does_not_go_on_saying_what_was_never_confirmed() -> None:
+    """The host dies in the tick in which it gets a lease: nothing will ever confirm that."""
+    packets: list[Any] = []
+
+    async def main(clock: Clock) -> None:
+        end: Endpoint[str, str] = Endpoint(packets.append, lambda _: None)
+        end.say("0.0.0", "a lease")
+        end.close()
+        await clock.sleep(100.0)
+
+    run_virtual(main)
+    assert not any(packet.messages for packet in packets)
+
+
 # ------------------------------------------------------------------------------------------------------ barrier
 
 

@@ -38,19 +38,24 @@ class Hands:
         for id, message in packet.messages.items():
             self.link.receive(Packet(confirmed=[id]))
             if isinstance(message, Cancel):
-                self.cancelled.append(message.lease)
+                self.cancelled.append(message.attempt)
             else:
                 self.leases[message.id] = message
 
     def report(
-        self, id: str, outcome: Outcome = Outcome.FINISHED, version: int = 0, reward: float | None = None
+        self,
+        id: str,
+        outcome: Outcome = Outcome.FINISHED,
+        version: int = 0,
+        reward: float | None = None,
+        reward_failed: bool = False,
     ) -> None:
         lease = self.leases.pop(id)
         trajectory = Trajectory(id, lease.group, lease.member, lease.task, outcome=outcome, cause="as told")
         trajectory.observe(token_ids([1]))
         trajectory.answer([span_of([2, 3], [-1.0, -1.0], [-1.0, -1.0], version, Transform())], "x", "stop")
         trajectory.rewards = {"environment": float(lease.member) if reward is None else reward}
-        self.link.receive(Packet({f"report.{id}": Report(id, trajectory)}))
+        self.link.receive(Packet({f"report.{id}": Report(id, trajectory, reward_failed)}))
 
     def finish_group(self, group: int, version: int = 0, reward: float | None = None) -> None:
         for id in [id for id, lease in self.leases.items() if lease.group == group]:
@@ -350,6 +355,25 @@ def test_a_world_in_which_nothing_ever_works_ends_the_run_with_its_cause() -> No
 
     with pytest.raises(BaseExceptionGroup):
         play(script, size=20)
+
+
+def test_failing_environments_do_not_make_the_first_failing_reward_hopeless() -> None:
+    """Fifteen environments fail; one episode is played, and its reward fails. Only that one says anything of rewards."""
+
+    async def script(world: World) -> None:
+        world.scheduler.advance(0)
+        await world.tick()
+        first, *others = list(world.hands.leases)
+        for id in others:
+            world.hands.report(id, Outcome.ENV_FAILED)
+        world.hands.report(first, reward_failed=True)
+        await world.clock.sleep(1.0)
+        for group in world.groups_out():
+            world.hands.finish_group(group)
+        await world.train(0)
+        assert world.tally("attempts") == {"trained": 15, "infra-failed": 15, "reward-failed": 1}
+
+    play(script, size=4, group_size=4, retry_backoff=0.01)
 
 
 # --------------------------------------------------------------------------------------------------------- resume

@@ -151,10 +151,10 @@ def failures_score_zero(patch: pytest.MonkeyPatch) -> None:
 
 def ask_for_a_reward_within_the_slot(patch: pytest.MonkeyPatch) -> None:
     def end(self: Dispatcher, report: Report) -> None:
-        party, lease = self._parties.pop(report.lease), self._leases.pop(report.lease)
+        party, lease = self._parties.pop(report.attempt), self._leases.pop(report.attempt)
         party.on_report(lease, report)
         if party.seat is not None:
-            del party.seat.playing[report.lease]
+            del party.seat.playing[report.attempt]
             party.seat.used -= party.size
             self._tell("episode.end", lease)
 
@@ -258,7 +258,7 @@ def begin_again_a_little_later(state: SchedulerState) -> None:
 def play_the_finished_again(state: SchedulerState) -> None:
     """Their attempts are counted anew: those of the first life are issued once more."""
     for group in state.open:
-        group.attempts = {}
+        group.tries = {}
 
 
 @pytest.mark.parametrize(

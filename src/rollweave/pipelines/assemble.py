@@ -38,7 +38,7 @@ from rollweave.pipelines.sync import sync
 from rollweave.rewards.dispatch import RewardBackend
 from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.evaluation import EvaluationSchedule, Evaluator
+from rollweave.rollout.evaluation import Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings, StalenessPolicy
 from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
@@ -90,8 +90,7 @@ def assemble(
         timeout=control.rollout.deadlines.weight_sync,
         transfer=control.weights.transfer,
     )
-    evaluator = _evaluator(control, dispatcher, scoring, source, stop_tokens, clock, recorder)
-    evaluation = EvaluationSchedule(control.evaluation, evaluator)
+    evaluation = _evaluator(control, dispatcher, scoring, source, stop_tokens, clock, recorder)
     loop = Loop(
         scheduler,
         trainer,
@@ -152,12 +151,11 @@ def _evaluator(
     stop_tokens: tuple[int, ...],
     clock: Clock,
     recorder: Emitter,
-) -> Evaluator | None:
+) -> Evaluator:
     tasks = source.held_out(control.evaluation.tasks) if control.evaluation.every else []
-    if not tasks:
-        return None
     rollout = control.rollout
     return Evaluator(
+        control.evaluation,
         tasks,
         greedy(rollout.sampling, stop_tokens),
         dispatcher,

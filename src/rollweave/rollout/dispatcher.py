@@ -29,9 +29,7 @@ OnReport = Callable[[Lease, Report], None]
 class RewardDesk(Protocol):
     """Hears from the dispatcher what hosts say about rewards, and which hosts there are to compute them."""
 
-    def host_attached(self, host: int) -> None: ...
-
-    def host_gone(self, host: int) -> None: ...
+    def hosts_changed(self) -> None: ...
 
     def scored(self, answer: Scored) -> None: ...
 
@@ -117,7 +115,7 @@ class Dispatcher:
             self.recorder.emit("host.attach", host=seat.number, capacity=capacity)
         self._fill()
         if self.reward_desk is not None:
-            self.reward_desk.host_attached(seat.number)
+            self.reward_desk.hosts_changed()
         return seat.link
 
     def detach(self, link: HostLink) -> None:
@@ -131,7 +129,7 @@ class Dispatcher:
             self._end(_unplayed(self._leases[id], "its host died", host_died=True))
         self._fill()
         if self.reward_desk is not None:
-            self.reward_desk.host_gone(seat.number)
+            self.reward_desk.hosts_changed()
 
     @property
     def hosts(self) -> list[int]:
@@ -246,21 +244,21 @@ class Dispatcher:
         if isinstance(message, Scored):
             if self.reward_desk is not None:
                 self.reward_desk.scored(message)
-        elif message.lease not in seat.playing:
+        elif message.attempt not in seat.playing:
             pass  # the late word of a host that was given up for dead
         elif isinstance(message, Moved):
-            self._place(message.lease, message.route)
+            self._place(message.attempt, message.route)
         else:
             message.host = seat.number
             self._end(message)
             self._fill()
 
     def _end(self, report: Report) -> None:
-        party = self._parties.pop(report.lease)
-        lease = self._leases.pop(report.lease)
+        party = self._parties.pop(report.attempt)
+        lease = self._leases.pop(report.attempt)
         if party.seat is not None:
-            del party.seat.playing[report.lease]
-            party.leases = [other for other in party.leases if other.id != report.lease]
+            del party.seat.playing[report.attempt]
+            party.leases = [other for other in party.leases if other.id != report.attempt]
             if not party.leases:
                 party.seat.used -= party.size
             self._fleet.leave(lease.id)

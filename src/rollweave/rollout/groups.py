@@ -34,7 +34,8 @@ class RunningGroup:
     requeues: int = 0
     leases: dict[int, str] = field(default_factory=dict)
     """Member -> the lease that is out for it."""
-    attempts: dict[int, int] = field(default_factory=dict)
+    tries: dict[int, int] = field(default_factory=dict)
+    """Leases issued so far, by member."""
     failures: dict[int, int] = field(default_factory=dict)
     scoring: dict[str, Trajectory] = field(default_factory=dict)
     """Attempt -> its trajectory: played to the end, but its reward is not there yet."""
@@ -54,13 +55,8 @@ class RunningGroup:
         gone = self.lost.union(trajectory.member for trajectory in played)
         return [member for member in range(self.members) if member not in gone]
 
-    def next_attempt(self, member: int) -> int:
-        attempt = self.attempts.get(member, 0)
-        self.attempts[member] = attempt + 1
-        return attempt
-
     def begin_again(self, version: int) -> None:
-        """From the start, under a newer version; attempts go on counting."""
+        """From the start, under a newer version; tries go on counting."""
         self.requeues += 1
         self.version = version
         self.scoring = {}
@@ -76,7 +72,7 @@ class RunningGroup:
             self.id,
             self.version,
             self.requeues,
-            dict(self.attempts),
+            dict(self.tries),
             dict(self.failures),
             list(self.finished),
             sorted(self.lost),
@@ -91,7 +87,7 @@ class RunningGroup:
             state.version,
             members,
             state.requeues,
-            attempts=dict(state.attempts),
+            tries=dict(state.tries),
             failures=dict(state.failures),
             scoring={trajectory.id: trajectory for trajectory in state.scoring},
             finished=list(state.finished),
@@ -164,14 +160,15 @@ class Leasing:
         )
 
     def _lease(self, ledger: Ledger, group: RunningGroup, member: int) -> Lease:
-        attempt = group.next_attempt(member)
+        tries = group.tries.get(member, 0)
+        group.tries[member] = tries + 1
         lease = Lease(
-            id=f"{group.id}.{member}.{attempt}",
+            id=f"{group.id}.{member}.{tries}",
             group=group.id,
             member=member,
-            attempt=attempt,
+            tries=tries,
             task=group.task,
-            # Not a function of the attempt: an episode that is played again samples the same answers.
+            # Not a function of the try: an episode that is played again samples the same answers.
             seed=derive(self._seed, "sample", group.id, member),
             sampling=self._sampling,
             version=group.version,

@@ -85,6 +85,9 @@ class Endpoint(Generic[Out, In]):
         return id in self._heard
 
     def close(self) -> None:
+        """The other end is gone: nothing will be confirmed, so nothing is said again."""
+        self._unconfirmed.clear()
+        self._next.messages.clear()
         if self._retry is not None:
             self._retry.cancel()
 
@@ -116,9 +119,11 @@ class Lease:
     """Permission to play one episode. It can be issued again if its host dies."""
 
     id: str
+    """Of the attempt: group, member and try, as in `17.3.0`."""
     group: int
     member: int
-    attempt: int
+    tries: int
+    """How often this member was leased before."""
     task: Task
     seed: int
     """What is sampled in turn t depends on this and t only."""
@@ -136,14 +141,14 @@ class Cancel:
     If its episode has ended, its reward is not wanted any more: that is not answered.
     """
 
-    lease: str
+    attempt: str
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
     """A host has routed a trajectory again: its engine is gone or drains, or there was none before."""
 
-    lease: str
+    attempt: str
     route: Route
 
 
@@ -163,7 +168,7 @@ class Report:
     Its slot is free from now on. A reward that failed for good leaves the trajectory finished but unscored.
     """
 
-    lease: str
+    attempt: str
     trajectory: Trajectory
     reward_failed: bool = False
     host_died: bool = False

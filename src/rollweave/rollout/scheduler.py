@@ -10,6 +10,7 @@ It lives in the driver and owns the ledger; hosts and engines hold nothing that 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor
@@ -93,7 +94,7 @@ class RolloutScheduler:
         """A group has ended."""
         self._news = asyncio.Event()
         """An episode has ended."""
-        self._failures_so_far = 0
+        self._failures: Counter[AttemptEnd] = Counter()
         self._any_played = False
         self._any_scored = False
         self._broken: Exception | None = None
@@ -258,14 +259,14 @@ class RolloutScheduler:
 
     def _end_failed(self, trajectory: Trajectory, end: AttemptEnd) -> None:
         self.ledger.end_attempt(trajectory.id, end, trajectory.sampled_tokens)
-        self._failures_so_far += 1
+        self._failures[end] += 1
         unscored = end is AttemptEnd.REWARD_FAILED
         any_success = self._any_scored if unscored else self._any_played
-        if not any_success and self._failures_so_far >= HOPELESS_ATTEMPTS:
+        if not any_success and self._failures[end] >= HOPELESS_ATTEMPTS:
             kind = RewardFailed if unscored else EnvironmentFailed
             self._break(
                 kind(
-                    f"the first {self._failures_so_far} episodes all failed; the last one: {trajectory.cause}\n"
+                    f"the first {self._failures[end]} episodes all failed; the last one: {trajectory.cause}\n"
                     f"try it alone: {self.plan.try_alone}"
                 )
             )

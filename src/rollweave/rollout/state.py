@@ -54,7 +54,7 @@ class OpenGroup:
     id: int
     version: int
     requeues: int
-    attempts: dict[int, int]
+    tries: dict[int, int]
     """Leases issued so far, by member."""
     failures: dict[int, int]
     """Infrastructure failures so far, by member."""

@@ -89,7 +89,15 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
         recorder, rollout = Recorder(clock.now), job.rollout
         scoring = Scoring(HostBackend(dispatcher, recorder, rollout.max_retries), recorder)
         evaluator = Evaluator(
-            held_out, sampling, dispatcher, scoring, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
+            job.evaluation,
+            held_out,
+            sampling,
+            dispatcher,
+            scoring,
+            clock,
+            recorder,
+            rollout.max_retries,
+            rollout.deadlines.get_batch,
         )
         evaluator.start(0)
         evaluation = await evaluator.result()
