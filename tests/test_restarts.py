@@ -299,7 +299,9 @@ def test_the_leases_of_a_dead_host_are_reported_and_the_next_one_plays() -> None
             assert len(first.leases) == len(other.leases) == 2
             first.end()
             await settle()
-            assert [(report.attempt, report.host_died) for report in stage.reports] == [(id, True) for id in first.leases]
+            assert [(report.attempt, report.host_died) for report in stage.reports] == [
+                (id, True) for id in first.leases
+            ]
             assert stage.hosts["host-0"][1].leases == ["e"]  # waited for a seat
             assert stage.hosts["host-0"][1].client == "host-0.2"
             assert engines[0].forgotten == ["host-0.1"]

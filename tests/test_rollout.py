@@ -16,6 +16,7 @@ from rollweave.config.control import Deadlines
 from rollweave.engines.protocol import Completion, Engine, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed
+from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
 from rollweave.rollout.link import Endpoint, Lease, Report
 from rollweave.rollout.manager import EnvManager, Stage, TurnBarrier
@@ -33,7 +34,7 @@ TASK = Task("t/0", "t", 7)
 
 
 def test_a_thing_ends_once_and_only_if_it_began() -> None:
-    ledger = Ledger()
+    ledger = Ledger(MemoryRecorder())
     ledger.admit(1)
     ledger.end_task(1, TaskEnd.TRAINED)
     with pytest.raises(LedgerError):
@@ -44,7 +45,7 @@ def test_a_thing_ends_once_and_only_if_it_began() -> None:
 
 
 def test_tokens_are_booked_on_attempts_and_the_counts_add_up() -> None:
-    ledger = Ledger()
+    ledger = Ledger(MemoryRecorder())
     for attempt in ("a", "b", "c"):
         ledger.issue(attempt)
     ledger.end_attempt("a", AttemptEnd.TRAINED, 10)

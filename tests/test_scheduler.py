@@ -13,8 +13,9 @@ from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.groups import RolloutSettings
 from rollweave.rollout.link import Cancel, HostLink, Lease, Packet, Report
-from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings
+from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.rollout.state import SchedulerState, adapter, pack, unpack
@@ -358,7 +359,7 @@ def test_a_world_in_which_nothing_ever_works_ends_the_run_with_its_cause() -> No
 
 
 def test_failing_environments_do_not_make_the_first_failing_reward_hopeless() -> None:
-    """Fifteen environments fail; one episode is played, and its reward fails. Only that one says anything of rewards."""
+    """Fifteen environments fail; one episode is played, and its reward fails. Only that one tells of rewards."""
 
     async def script(world: World) -> None:
         world.scheduler.advance(0)

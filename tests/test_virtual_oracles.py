@@ -16,7 +16,7 @@ from rollweave.fleet.fleet import EngineEntry
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.meters import TokenBooks
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.groups import RunningGroup
+from rollweave.rollout.groups import Leasing, RunningGroup
 from rollweave.rollout.ledger import AttemptEnd, Ledger
 from rollweave.rollout.link import Report
 from rollweave.rollout.manager import EnvManager
@@ -185,15 +185,18 @@ def give_up_on_everybody(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_a_group(patch: pytest.MonkeyPatch) -> None:
-    honest = RolloutScheduler._issue
+    admit, issue = RolloutScheduler._admit_group, Leasing.issue
 
-    def issue(self: RolloutScheduler, group: RunningGroup, *args: Any, **more: Any) -> None:
-        if group.id == 10:
-            del self._running[group.id]
-        else:
-            honest(self, group, *args, **more)
+    def forgetful_admit(self: RolloutScheduler) -> None:
+        admit(self)
+        self._running.pop(10, None)
 
-    patch.setattr(RolloutScheduler, "_issue", issue)
+    def forgetful_issue(self: Leasing, group: RunningGroup, *args: Any, **more: Any) -> None:
+        if group.id != 10:
+            issue(self, group, *args, **more)
+
+    patch.setattr(RolloutScheduler, "_admit_group", forgetful_admit)
+    patch.setattr(Leasing, "issue", forgetful_issue)
 
 
 WAIT, REQUEUE = rollart(1), rollart(1, policy="requeue", max_requeues=0)

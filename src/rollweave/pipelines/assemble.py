@@ -39,7 +39,8 @@ from rollweave.rewards.dispatch import RewardBackend
 from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.evaluation import Evaluator
-from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings, StalenessPolicy
+from rollweave.rollout.groups import RolloutSettings, StalenessPolicy
+from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.tasks import Cursor, TaskSource

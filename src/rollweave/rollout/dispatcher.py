@@ -18,7 +18,7 @@ from rollweave.clock import Waiting
 from rollweave.config.control import RolloutConfig
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.router import Route, RouteAsk, choose
-from rollweave.observability.events import Emitter
+from rollweave.observability.events import Emitter, Recorder
 from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Moved, Report, ToDriver, ToHost, Transport
 from rollweave.trajectory import Outcome, Trajectory
@@ -79,7 +79,7 @@ class Dispatcher:
         self._together = together
         self.limit: int | None = None
         """The most episodes to play at once over all hosts; None: as many as they have room for."""
-        self.recorder: Emitter | None = None
+        self._recorder: Emitter = Recorder(lambda: 0.0)
         """Hears when an episode begins and ends, and how much room is left then."""
         self.reward_desk: RewardDesk | None = None
         self.ask_waits: Callable[[], Awaitable[list[Waiting]]] = _no_other_process
@@ -92,8 +92,8 @@ class Dispatcher:
         self._leases: dict[str, Lease] = {}
 
     def listen(self, recorder: Emitter) -> None:
-        """From now on somebody hears of hosts and episodes; first of the hosts that are there."""
-        self.recorder = recorder
+        """From now on hosts and episodes are events; first the hosts that are there."""
+        self._recorder = recorder
         for seat in self._seats:
             recorder.emit("host.attach", host=seat.number, capacity=seat.capacity)
 
@@ -111,8 +111,7 @@ class Dispatcher:
         self._seats.append(seat)
         if revision not in (None, self._fleet.revision):
             self._tell_of_fleet(seat)
-        if self.recorder is not None:
-            self.recorder.emit("host.attach", host=seat.number, capacity=capacity)
+        self._recorder.emit("host.attach", host=seat.number, capacity=capacity)
         self._fill()
         if self.reward_desk is not None:
             self.reward_desk.hosts_changed()
@@ -123,8 +122,7 @@ class Dispatcher:
         seat = next(seat for seat in self._seats if seat.link is link)
         self._seats.remove(seat)
         link.close()
-        if self.recorder is not None:
-            self.recorder.emit("host.detach", host=seat.number)
+        self._recorder.emit("host.detach", host=seat.number)
         for id in list(seat.playing):
             self._end(_unplayed(self._leases[id], "its host died", host_died=True))
         self._fill()
@@ -228,9 +226,8 @@ class Dispatcher:
 
     def _place(self, attempt: str, route: Route) -> None:
         self._fleet.place(attempt, route.engine)
-        if self.recorder is not None:
-            engine, reason, inputs = route
-            self.recorder.emit("route", attempt=attempt, engine=engine, reason=reason, **inputs)
+        engine, reason, inputs = route
+        self._recorder.emit("route", attempt=attempt, engine=engine, reason=reason, **inputs)
 
     def _tell_hosts(self, changed: EngineEntry) -> None:
         for seat in self._seats:
@@ -266,10 +263,9 @@ class Dispatcher:
         party.on_report(lease, report)
 
     def _tell(self, event: str, lease: Lease) -> None:
-        if self.recorder is not None:
-            slots, used = self.capacity, sum(seat.used for seat in self._seats)
-            free = max(0, slots - used)
-            self.recorder.emit(event, id=lease.id, group=lease.group, free=free, slots=slots, in_line=len(self._queue))
+        slots, used = self.capacity, sum(seat.used for seat in self._seats)
+        free = max(0, slots - used)
+        self._recorder.emit(event, id=lease.id, group=lease.group, free=free, slots=slots, in_line=len(self._queue))
 
 
 def _unplayed(lease: Lease, cause: str, host_died: bool = False) -> Report:

@@ -11,17 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
 from math import ceil, floor
-from typing import Literal
 
 from rollweave.clock import Clock
-from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed, RewardFailed
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.groups import Leasing, RunningGroup
+from rollweave.rollout.groups import Leasing, RolloutSettings, RunningGroup
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
 from rollweave.rollout.link import Lease, Report
 from rollweave.rollout.scoring import Scoring
@@ -32,29 +28,6 @@ from rollweave.trajectory import Batch, Trajectory
 
 HOPELESS_ATTEMPTS = 16
 """A run whose first episodes all fail has a broken environment or reward, not bad luck: it stops with their error."""
-
-StalenessPolicy = Literal["wait", "requeue", "drop", "start_only"]
-"""What becomes of running work that would exceed the bound. `start_only`: nothing, the bound is not enforced."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    """The numbers the scheduler works with."""
-
-    group_size: int
-    sampling: Sampling
-    seed: int
-    get_batch_timeout: float
-    max_retries: int = 3
-    retry_backoff: float = 0.5
-    policy: StalenessPolicy = "wait"
-    max_requeues: int = 2
-    redundant_groups: float = 0.0
-    redundant_members: int = 0
-    filter: Literal["none", "zero_variance"] = "none"
-    prompt_replication: bool = True
-    try_alone: str = "rollweave env check"
-    """The command that shows a failing environment or reward by itself."""
 
 
 class RolloutScheduler:
@@ -76,16 +49,7 @@ class RolloutScheduler:
         self.engine_version = 0
         self.next_step = 0
         self._filter = GroupFilter(plan.filter)
-        self._leasing = Leasing(
-            dispatcher,
-            clock,
-            recorder,
-            self._on_report,
-            sampling=plan.sampling,
-            seed=plan.seed,
-            retry_backoff=plan.retry_backoff,
-            one_by_one=plan.prompt_replication,
-        )
+        self._leasing = Leasing(plan, self.ledger, dispatcher, clock, recorder, self._on_report)
         self._scoring = scoring
         self._clock = clock
         self._recorder = recorder
@@ -179,7 +143,7 @@ class RolloutScheduler:
     def _admit_group(self) -> None:
         number = self.cursor.position
         members = self.plan.group_size + self.plan.redundant_members
-        group = RunningGroup(number, self.cursor.next(), self.engine_version, members)
+        group = RunningGroup(number, self.engine_version, task=self.cursor.next(), members=members)
         self._running[number] = group
         self.ledger.admit(number)
         self._recorder.emit(
@@ -190,12 +154,9 @@ class RolloutScheduler:
             next_step=self.next_step,
             ahead=len(self._running) + len(self.buffer) - 1,
         )
-        self._issue(group, range(members))
+        self._leasing.issue(group, range(members))
 
     # --------------------------------------------------------------------------------------------------- leases
-
-    def _issue(self, group: RunningGroup, members: Iterable[int], first: bool = False) -> None:
-        self._leasing.issue(self.ledger, group, members, first)
 
     def _try_again(self, group: RunningGroup, member: int) -> None:
         group.failures[member] = group.failures.get(member, 0) + 1
@@ -204,7 +165,7 @@ class RolloutScheduler:
             return
         requeues = group.requeues
         self._leasing.issue_later(
-            self.ledger, group, member, lambda: self._running.get(group.id) is group and group.requeues == requeues
+            group, member, lambda: self._running.get(group.id) is group and group.requeues == requeues
         )
 
     # -------------------------------------------------------------------------------------------------- reports
@@ -238,7 +199,7 @@ class RolloutScheduler:
         del group.leases[lease.member]
         if report.host_died:
             self.ledger.end_attempt(lease.id, AttemptEnd.INFRA_FAILED, 0)
-            self._issue(group, [lease.member], first=True)
+            self._leasing.issue(group, [lease.member], first=True)
         elif report.reward_failed:
             self._end_failed(trajectory, AttemptEnd.REWARD_FAILED)
             self._lose_member(group, lease.member)
@@ -272,7 +233,7 @@ class RolloutScheduler:
             )
 
     def _lose_member(self, group: RunningGroup, member: int) -> None:
-        group.lost.add(member)
+        group.lost.append(member)
         self._member_ended(group)
 
     def _member_ended(self, group: RunningGroup) -> None:
@@ -381,7 +342,7 @@ class RolloutScheduler:
             self.ledger.end_attempt(trajectory.id, AttemptEnd.STALE, trajectory.sampled_tokens)
         group.begin_again(self.engine_version)
         self._recorder.emit("group.requeued", group=group.id, version=group.version, times=group.requeues)
-        self._issue(group, group.unfinished, first=True)
+        self._leasing.issue(group, group.unfinished, first=True)
 
     def _end_group(self, id: int, members: list[Trajectory], task: TaskEnd, attempt: AttemptEnd) -> None:
         self.ledger.end_task(id, task)
@@ -405,7 +366,7 @@ class RolloutScheduler:
         """Go on from a checkpoint: finished members are kept, rewards under way are asked for again, episodes too."""
         self.engine_version = self.next_step = state.version
         self.cursor.position = state.cursor
-        self.ledger = Ledger.restore(state.ledger, self._recorder)
+        self.ledger.restore(state.ledger)
         for whole in state.buffered:
             self.buffer.put(whole)
         self._filter.kept_lately.extend(state.kept_lately)
@@ -414,14 +375,15 @@ class RolloutScheduler:
         for group in state.open:
             task = self.cursor.source.task(group.id)
             self._running[group.id] = RunningGroup.from_state(group, task, members)
-        kept = [group.members for group in state.buffered]
-        kept += [group.finished + group.scoring for group in state.open]
-        for attempt in sorted(self.ledger.open_attempts - {member.id for members in kept for member in members}):
+        kept = [trajectory for group in state.buffered for trajectory in group.members]
+        kept += [trajectory for group in state.open for trajectory in (*group.finished, *group.scoring.values())]
+        for attempt in sorted(self.ledger.open_attempts - {trajectory.id for trajectory in kept}):
             self.ledger.end_attempt(attempt, AttemptEnd.ABORTED, 0)
         for running in self._running.values():
             for trajectory in running.scoring.values():
+                self.ledger.begin_scoring(trajectory.id)
                 self._scoring.score(trajectory, None, (), self._on_scored)
-            self._issue(running, running.unfinished)
+            self._leasing.issue(running, running.unfinished)
 
     # -------------------------------------------------------------------------------------------------- helpers
 

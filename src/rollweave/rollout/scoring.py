@@ -111,7 +111,7 @@ class HostBackend:
                 self._place(made)
 
     def _place(self, made: _Call) -> None:
-        """With the holder, else with the host that computes least; without any host, the next one that comes gets it."""
+        """With the holder, else with the host that computes least; if there is none, with the next one that comes."""
         call, hosts = made.call, self._dispatcher.hosts
         held = call.holder in hosts
         made.host = call.holder if held else self._least_busy(hosts)

@@ -96,7 +96,7 @@ def select(
     `survivors`: the share of running groups that is expected to pass the filter and to want a place in a batch.
     """
     size = bound.groups_per_step
-    line = sorted(line, key=lambda group: (group.version, group.id))
+    line = sorted(line, key=_age)
     complete = [group.id for group in line if group.complete]
     if len(complete) < size:
         return None
@@ -116,10 +116,8 @@ def select(
     return selection
 
 
-def left_over(complete: Sequence[GroupInLine], step: int, bound: StalenessBound) -> list[int]:
-    """Complete groups that find no place in this step or a later one: more survived the filter than was expected."""
-    line = sorted(complete, key=lambda group: (group.version, group.id))
-    return [group.id for group in _too_many(line, 0, step, bound, survivors=1.0)]
+def _age(group: GroupInLine) -> tuple[int, int]:
+    return group.version, group.id
 
 
 def _too_many(
@@ -196,8 +194,9 @@ class SampleBuffer:
         return select([*self._complete(), *running], step, self.bound, survivors, start_only)
 
     def left_over(self, step: int) -> list[int]:
-        """Groups that no step from this one on can consume any more."""
-        return left_over(self._complete(), step, self.bound)
+        """Groups that find no place in this step or a later one: more survived the filter than was expected."""
+        line = sorted(self._complete(), key=_age)
+        return [group.id for group in _too_many(line, 0, step, self.bound, survivors=1.0)]
 
     def _complete(self) -> list[GroupInLine]:
         return [GroupInLine(id, version, complete=True) for id, version in self._versions.items()]
