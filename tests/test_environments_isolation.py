@@ -16,7 +16,7 @@ import pytest
 from fleets import proxy_of
 from isolation_worlds import Counter, Forgetful, HangsForOne, Liar, Slow
 from rollweave.clock import Clock, run_wall
-from rollweave.config.control import Deadlines
+from rollweave.config.control import Deadlines, RolloutConfig
 from rollweave.engines.protocol import Sampling
 from rollweave.environments.isolation import EnvironmentPool, IsolatedEnvironment
 from rollweave.environments.protocol import StepResult
@@ -328,9 +328,7 @@ def test_one_hung_environment_among_64_costs_its_own_slot_and_nothing_else() -> 
             environment=pool,
             dialogue=ByteDialogue(),
             scorer=StepRewards(),
-            deadlines=Deadlines(env_step=10.0),
-            max_turns=10,
-            max_context=1000,
+            rollout=RolloutConfig(deadlines=Deadlines(env_step=10.0)),
         )
         dispatcher = Dispatcher()
         host: EnvHost

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rollweave.clock import Clock, DeadlineExceeded, run_virtual
-from rollweave.config.control import EvaluationConfig
+from rollweave.config.control import Deadlines, EvaluationConfig, RolloutConfig
 from rollweave.engines.protocol import Sampling
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.evaluation import Evaluation, Evaluator
@@ -57,16 +57,16 @@ def test_one_that_stands_still_says_how_far_it_got() -> None:
 def evaluator_of(clock: Clock, dispatcher: object, tasks: int, max_retries: int = 3) -> Evaluator:
     drawn = [SeedSource("t", 0).task(number) for number in range(tasks)]
     recorder = MemoryRecorder(clock.now)
+    rollout = RolloutConfig(max_retries=max_retries, deadlines=Deadlines(get_batch=TIMEOUT))
     return Evaluator(
         EvaluationConfig(),
+        rollout,
         drawn,
         Sampling(),
         dispatcher,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
         clock,
         recorder,
-        max_retries,
-        TIMEOUT,
     )
 
 

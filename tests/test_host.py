@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fleets import proxy_of
 from rollweave.clock import WIND_DOWN_SECONDS, Clock, run_virtual
-from rollweave.config.control import Deadlines
+from rollweave.config.control import Deadlines, RolloutConfig
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.rewards.dispatch import Scored
@@ -33,6 +33,8 @@ from rollweave.trajectory import Outcome, Trajectory
 TASK = Task("t/0", "t", 7)
 TOKEN_SECONDS = 0.1
 DEADLINES = Deadlines(env_reset=50.0, env_step=50.0, generate=60.0, reward=50.0, get_batch=500.0)
+
+ROLLOUT = RolloutConfig(max_turns=10, max_context=1_000_000, deadlines=DEADLINES)
 
 
 def lease(id: str = "0.0.0", group: int = 0) -> Lease:
@@ -95,9 +97,8 @@ def engine(clock: Clock, tokens: int = 10) -> SimulatedEngine:
 
 
 def stage(clock: Clock, environment: Callable[[Task], Any], **parts: Any) -> Stage:
-    defaults = {"proxy": proxy_of([engine(clock)]), "scorer": StepRewards(), "deadlines": DEADLINES}
-    numbers = {"max_turns": 10, "max_context": 1_000_000}
-    return Stage(clock=clock, environment=environment, dialogue=ByteDialogue(), **(defaults | numbers | parts))
+    defaults = {"proxy": proxy_of([engine(clock)]), "scorer": StepRewards(), "rollout": ROLLOUT}
+    return Stage(clock=clock, environment=environment, dialogue=ByteDialogue(), **(defaults | parts))
 
 
 class Driver:
@@ -426,7 +427,7 @@ def test_an_answer_that_misses_its_deadline_is_counted() -> None:
             clock,
             lambda task: Steps(clock, 1.0, 3),
             proxy=proxy_of([engine(clock, tokens=5000)]),
-            deadlines=Deadlines(generate=2.05),
+            rollout=ROLLOUT.model_copy(update={"deadlines": Deadlines(generate=2.05)}),
         )
         async with Driver(played_on) as driver:
             driver.say(lease())
@@ -453,7 +454,10 @@ def test_without_prompt_replication_a_group_stays_on_one_worker(replication: boo
 
         engines = [Noting(clock, constant(TOKEN_SECONDS), lambda rng: 3) for _ in range(4)]
         played_on = stage(
-            clock, lambda task: Steps(clock, 1.0, 3), proxy=proxy_of(engines), prompt_replication=replication
+            clock,
+            lambda task: Steps(clock, 1.0, 3),
+            proxy=proxy_of(engines),
+            rollout=ROLLOUT.model_copy(update={"prompt_replication": replication}),
         )
         async with Driver(played_on) as driver:
             for group in range(4):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleets import proxy_of
 from rollweave.clock import Clock, run_virtual
-from rollweave.config.control import Deadlines
+from rollweave.config.control import Deadlines, RolloutConfig
 from rollweave.engines.protocol import Completion, Engine, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed
@@ -221,9 +221,9 @@ def play(scorer: Any = None, max_context: int = 200, max_turns: int = 10, **beha
             environment=lambda task: environment,
             dialogue=ByteDialogue(),
             scorer=scorer or StepRewards(),
-            deadlines=Deadlines(env_reset=5.0, env_step=5.0),
-            max_turns=max_turns,
-            max_context=max_context,
+            rollout=RolloutConfig(
+                deadlines=Deadlines(env_reset=5.0, env_step=5.0), max_turns=max_turns, max_context=max_context
+            ),
         )
         lease = Lease("0.0.0", 0, 0, 0, TASK, 1, Sampling(), 0)
         return await EnvManager(stage, lease).play(), environment

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollweave.clock import Clock, run_virtual
+from rollweave.config.control import Deadlines, RolloutConfig
 from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed
 from rollweave.observability.events import MemoryRecorder
@@ -68,9 +69,11 @@ class World:
         self.clock = clock
         self.recorder = MemoryRecorder(clock.now)
         self.dispatcher = Dispatcher()
-        options = {"group_size": 2, "sampling": Sampling(), "seed": 0, "get_batch_timeout": 1000.0, **plan}
+        numbers = {name: value for name, value in plan.items() if name in RolloutConfig.model_fields}
+        rollout = RolloutConfig(**{"group_size": 2, "deadlines": Deadlines(get_batch=1000.0), **numbers})
+        rest = {name: value for name, value in plan.items() if name not in numbers}
         self.scheduler = RolloutScheduler(
-            RolloutSettings(**options),
+            RolloutSettings(rollout, Sampling(), 0, **rest),
             StalenessBound(alpha, size),
             Cursor(SeedSource("t", 0)),
             self.dispatcher,

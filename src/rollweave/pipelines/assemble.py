@@ -117,18 +117,11 @@ def _scheduler(
 ) -> RolloutScheduler:
     rollout = control.rollout
     settings = RolloutSettings(
-        group_size=rollout.group_size,
-        sampling=training_sampling(rollout.sampling, stop_tokens),
-        seed=control.seed,
-        get_batch_timeout=rollout.deadlines.get_batch,
-        max_retries=rollout.max_retries,
-        retry_backoff=rollout.retry_backoff,
+        rollout,
+        training_sampling(rollout.sampling, stop_tokens),
+        control.seed,
         policy=_policy(control),
         max_requeues=control.pipeline.max_requeues if isinstance(control.pipeline, RollArtPipeline) else 0,
-        redundant_groups=rollout.redundant_groups,
-        redundant_members=rollout.redundant_members,
-        filter=rollout.filter,
-        prompt_replication=rollout.prompt_replication,
         try_alone=control.try_alone,
     )
     bound = StalenessBound(control.alpha, rollout.groups_per_step)
@@ -154,18 +147,8 @@ def _evaluator(
     recorder: Emitter,
 ) -> Evaluator:
     tasks = source.held_out(control.evaluation.tasks) if control.evaluation.every else []
-    rollout = control.rollout
-    return Evaluator(
-        control.evaluation,
-        tasks,
-        greedy(rollout.sampling, stop_tokens),
-        dispatcher,
-        scoring,
-        clock,
-        recorder,
-        rollout.max_retries,
-        rollout.deadlines.get_batch,
-    )
+    sampling = greedy(control.rollout.sampling, stop_tokens)
+    return Evaluator(control.evaluation, control.rollout, tasks, sampling, dispatcher, scoring, clock, recorder)
 
 
 def _concurrency(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rollweave.clock import Clock
-from rollweave.config.control import EvaluationConfig
+from rollweave.config.control import EvaluationConfig, RolloutConfig
 from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed
 from rollweave.observability.events import Emitter
@@ -49,24 +49,22 @@ class Evaluator:
     def __init__(
         self,
         config: EvaluationConfig,
+        rollout: RolloutConfig,
         tasks: Sequence[Task],
         sampling: Sampling,
         dispatcher: Dispatcher,
         scoring: Scoring,
         clock: Clock,
         recorder: Emitter,
-        max_retries: int,
-        timeout: float,
     ) -> None:
         self.tasks = list(tasks)
         self._config = config
+        self._rollout = rollout
         self._sampling = sampling
         self._dispatcher = dispatcher
         self._scoring = scoring
         self._clock = clock
         self._recorder = recorder
-        self._max_retries = max_retries
-        self._timeout = timeout
         self._reported = asyncio.Event()
         self._version = -1
         """The last one that was begun."""
@@ -129,7 +127,7 @@ class Evaluator:
         """The deadline is for the next episode to end: an evaluation may take long, but not stand still."""
         while (ended := len(self._finished) + len(self._failed)) < len(self.tasks):
             what = f"evaluation of version {self._version}, {ended} of {len(self.tasks)} episodes done"
-            with self._clock.wait(who, what, self._timeout):
+            with self._clock.wait(who, what, self._rollout.deadlines.get_batch):
                 self._reported.clear()
                 await self._reported.wait()
 
@@ -162,7 +160,7 @@ class Evaluator:
         self._failures[lease.member] += not succeeded
         if succeeded:
             self._finished.append(trajectory)
-        elif self._failures[lease.member] <= self._max_retries:
+        elif self._failures[lease.member] <= self._rollout.max_retries:
             self._submit(lease.member, lease.tries + 1)
         else:
             self._failed.append(trajectory)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Literal
 
 from rollweave.clock import Clock
+from rollweave.config.control import RolloutConfig
 from rollweave.engines.protocol import Sampling
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher, OnReport
@@ -30,22 +31,20 @@ StalenessPolicy = Literal["wait", "requeue", "drop", "start_only"]
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """The numbers the scheduler works with."""
+    """What the scheduler works with."""
 
-    group_size: int
+    rollout: RolloutConfig
     sampling: Sampling
     seed: int
-    get_batch_timeout: float
-    max_retries: int = 3
-    retry_backoff: float = 0.5
     policy: StalenessPolicy = "wait"
     max_requeues: int = 2
-    redundant_groups: float = 0.0
-    redundant_members: int = 0
-    filter: Literal["none", "zero_variance"] = "none"
-    prompt_replication: bool = True
     try_alone: str = "rollweave env check"
     """The command that shows a failing environment or reward by itself."""
+
+    @property
+    def members(self) -> int:
+        """How many members of a group are played, the redundant ones among them."""
+        return self.rollout.group_size + self.rollout.redundant_members
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,14 +122,14 @@ class Leasing:
 
     def issue(self, group: RunningGroup, members: Iterable[int], first: bool = False) -> None:
         leases = [self._lease(group, member) for member in members]
-        for party in [[lease] for lease in leases] if self._plan.prompt_replication else [leases]:
+        for party in [[lease] for lease in leases] if self._plan.rollout.prompt_replication else [leases]:
             self._dispatcher.submit(party, self._on_report, first)
 
     def issue_later(self, group: RunningGroup, member: int, wanted: Callable[[], bool]) -> None:
         """After a pause that doubles with each failure, and differs between members: what is down needs peace."""
         failures = group.failures[member]
         spread = 0.5 + generator(self._plan.seed, "backoff", group.id, member, failures).random()
-        pause = min(LONGEST_BACKOFF, self._plan.retry_backoff * 2 ** (failures - 1)) * spread
+        pause = min(LONGEST_BACKOFF, self._plan.rollout.retry_backoff * 2 ** (failures - 1)) * spread
         again = partial(self._issue_again, group, member, wanted)
         self._clock.later(f"retry {group.id}.{member}", pause, again)
 

@@ -42,13 +42,14 @@ class RolloutScheduler:
         recorder: Emitter,
     ) -> None:
         self.plan = plan
+        self._rollout = plan.rollout
         self.bound = bound
         self.cursor = cursor
         self.ledger = Ledger(recorder)
         self.buffer = SampleBuffer(bound)
         self.engine_version = 0
         self.next_step = 0
-        self._filter = GroupFilter(plan.filter)
+        self._filter = GroupFilter(plan.rollout.filter)
         self._leasing = Leasing(plan, self.ledger, dispatcher, clock, recorder, self._on_report)
         self._scoring = scoring
         self._clock = clock
@@ -78,7 +79,7 @@ class RolloutScheduler:
         """The groups train step `step` consumes, as soon as there are enough and none is left behind too old."""
         self.next_step = step
         self._admit()
-        with self._clock.wait("trainer", "", self.plan.get_batch_timeout) as wait:
+        with self._clock.wait("trainer", "", self._rollout.deadlines.get_batch) as wait:
             while (selection := self._select(step)) is None:
                 wait.what = self._what_is_missing(step)
                 self._changed.clear()
@@ -93,7 +94,7 @@ class RolloutScheduler:
 
     async def ended(self, share: float) -> None:
         """Waits until this share of the episodes of the next batch has ended."""
-        wanted = share * self.bound.groups_per_step * self.plan.group_size
+        wanted = share * self.bound.groups_per_step * self._rollout.group_size
         while self._episodes_ended() < wanted:
             self._news.clear()
             await self._news.wait()
@@ -101,7 +102,7 @@ class RolloutScheduler:
     def _episodes_ended(self) -> int:
         """With a filter only those of groups that have passed it."""
         whole = sum(len(group.members) for group in self.buffer.groups.values())
-        if self.plan.filter != "none":
+        if self._rollout.filter != "none":
             return whole
         return whole + sum(len(group.finished) + len(group.scoring) for group in self._running.values())
 
@@ -129,7 +130,7 @@ class RolloutScheduler:
         room = self.bound.room(self.next_step, self.engine_version) - len(self.buffer)
         if self.next_step == self.engine_version:
             # While a step waits for its batch, redundant groups may race for it, even if no later step can take them.
-            room = max(room, ceil(self.bound.groups_per_step * (1 + self.plan.redundant_groups)) - len(self.buffer))
+            room = max(room, ceil(self.bound.groups_per_step * (1 + self._rollout.redundant_groups)) - len(self.buffer))
         if len(self._running) < room:
             return True
         # Over-issue only into environments that would stand idle.
@@ -138,11 +139,11 @@ class RolloutScheduler:
     @property
     def _over_issues(self) -> bool:
         """Whether more may be admitted than the bound has places for; else all that is admitted finds one."""
-        return self.plan.filter != "none" or self.plan.redundant_groups > 0
+        return self._rollout.filter != "none" or self._rollout.redundant_groups > 0
 
     def _admit_group(self) -> None:
         number = self.cursor.position
-        members = self.plan.group_size + self.plan.redundant_members
+        members = self.plan.members
         group = RunningGroup(number, self.engine_version, task=self.cursor.next(), members=members)
         self._running[number] = group
         self.ledger.admit(number)
@@ -160,7 +161,7 @@ class RolloutScheduler:
 
     def _try_again(self, group: RunningGroup, member: int) -> None:
         group.failures[member] = group.failures.get(member, 0) + 1
-        if group.failures[member] > self.plan.max_retries:
+        if group.failures[member] > self._rollout.max_retries:
             self._lose_member(group, member)
             return
         requeues = group.requeues
@@ -242,13 +243,13 @@ class RolloutScheduler:
         Enough means scored, not only played: a reward that fails takes its member away, and one of the others steps in.
         """
         self._news.set()
-        if len(group.finished) < self.plan.group_size and not group.ended:
+        if len(group.finished) < self._rollout.group_size and not group.ended:
             return
         del self._running[group.id]
         self._abandon(group, AttemptEnd.SURPLUS)
         whole = group.whole()
         # A lone survivor has nobody to be compared with.
-        if len(whole.members) < min(2, self.plan.group_size):
+        if len(whole.members) < min(2, self._rollout.group_size):
             self._end_group(group.id, whole.members, TaskEnd.FAILED, AttemptEnd.ABORTED)
             self._recorder.emit("group.failed", group=group.id, task=group.task.id)
         elif not self._filter.keeps(whole):
@@ -371,10 +372,9 @@ class RolloutScheduler:
             self.buffer.put(whole)
         self._filter.kept_lately.extend(state.kept_lately)
         self._any_played = self._any_scored = bool(state.version)
-        members = self.plan.group_size + self.plan.redundant_members
         for group in state.open:
             task = self.cursor.source.task(group.id)
-            self._running[group.id] = RunningGroup.from_state(group, task, members)
+            self._running[group.id] = RunningGroup.from_state(group, task, self.plan.members)
         kept = [trajectory for group in state.buffered for trajectory in group.members]
         kept += [trajectory for group in state.open for trajectory in (*group.finished, *group.scoring.values())]
         for attempt in sorted(self.ledger.open_attempts - {trajectory.id for trajectory in kept}):

@@ -88,17 +88,7 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
     async with start_players(blueprint, fleet, dispatcher, clock, MemoryStore()):
         recorder, rollout = Recorder(clock.now), job.rollout
         scoring = Scoring(HostBackend(dispatcher, recorder, rollout.max_retries), recorder)
-        evaluator = Evaluator(
-            job.evaluation,
-            held_out,
-            sampling,
-            dispatcher,
-            scoring,
-            clock,
-            recorder,
-            rollout.max_retries,
-            rollout.deadlines.get_batch,
-        )
+        evaluator = Evaluator(job.evaluation, rollout, held_out, sampling, dispatcher, scoring, clock, recorder)
         evaluator.start(0)
         evaluation = await evaluator.result()
     assert evaluation is not None

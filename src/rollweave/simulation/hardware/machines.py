@@ -19,7 +19,7 @@ from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
 from rollweave.rewards.scaling import ScalingLimits
-from rollweave.rollout.manager import Stage
+from rollweave.rollout.manager import Stage, TurnBarrier
 from rollweave.seeds import generator
 from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_model
 from rollweave.simulation.costs.roofline import EngineCosts
@@ -177,4 +177,4 @@ def stage(
     proxy = LLMProxy(clock, fleet.update())
     scripts, scorer = machines.scripts, WorkloadRewards(workload, machines.judge, clock)
     make = environments(scenario, workload, clock, scripts)
-    return Stage.of(control, clock, proxy, make, ScriptedDialogue(scripts), scorer)
+    return Stage(clock, proxy, make, ScriptedDialogue(scripts), scorer, control.rollout, TurnBarrier.of(control))
