@@ -164,8 +164,8 @@ def ask_for_a_reward_within_the_slot(patch: pytest.MonkeyPatch) -> None:
 def take_failures_for_rewards(patch: pytest.MonkeyPatch) -> None:
     honest = RolloutScheduler._book_reward
 
-    def book(self: RolloutScheduler, group: RunningGroup, trajectory: Trajectory, succeeded: bool) -> None:
-        honest(self, group, trajectory, True)
+    def book(self: RolloutScheduler, trajectory: Trajectory, succeeded: bool) -> None:
+        honest(self, trajectory, True)
 
     patch.setattr(RolloutScheduler, "_book_reward", book)
 

@@ -69,10 +69,6 @@ class Evaluator:
         self._version = -1
         """The last one that was begun."""
         self._under_way = False
-        self._begin_with(self._version)
-
-    def _begin_with(self, version: int) -> None:
-        self._version = version
         self._finished: list[Trajectory] = []
         self._failed: list[Trajectory] = []
         self._failures: Counter[int] = Counter()
@@ -91,8 +87,8 @@ class Evaluator:
         """Begin to evaluate the version that the engines have now, unless that was done before; training goes on."""
         if not self.tasks or self._version == version:
             return
-        self._begin_with(version)
-        self._under_way = True
+        self._version, self._under_way = version, True
+        self._finished, self._failed, self._failures, self._tokens = [], [], Counter(), 0
         self._recorder.emit("eval.begin", version=version, tasks=len(self.tasks))
         for index in reversed(range(len(self.tasks))):  # each goes to the head of the line
             self._submit(index, tries=0)

@@ -1,8 +1,7 @@
-"""RunningGroup: a group whose members are being played, and the leases that are out for it.
+"""Groups that are being played, and the leases of their members.
 
-Leasing: from a group's member to a lease that is out, again after a failure, and back when it is not wanted.
-
-What a report means for its group is the scheduler's business; here is only who is being played for whom.
+RunningGroup holds what is known of a group. Leasing issues a lease for a member, issues another one after a failure,
+and cancels leases that are not wanted any more. What a report means for its group, the scheduler decides.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ class Leasing:
             self._dispatcher.submit(party, self._on_report, first)
 
     def issue_later(self, group: RunningGroup, member: int, wanted: Callable[[], bool]) -> None:
-        """After a pause that doubles with each failure, and differs between members: what is down needs peace."""
+        """After a pause that doubles with each failure and differs between members: what is down needs time."""
         failures = group.failures[member]
         spread = 0.5 + generator(self._plan.seed, "backoff", group.id, member, failures).random()
         pause = min(LONGEST_BACKOFF, self._plan.rollout.retry_backoff * 2 ** (failures - 1)) * spread

@@ -1,13 +1,12 @@
-"""Messages between driver and hosts: at least once on the way, exactly once at the other end.
+"""The messages between the driver and its hosts, and the link that carries them: each is heard exactly once.
 
-Each side keeps what it said until the other side confirms it. A timer runs while anything is unconfirmed: every
-`retry_seconds` all of it is said again. Each side remembers what it has heard, so a repetition changes nothing.
-Everything said within one tick of the loop travels as one packet. How packets travel (and get lost) is the transport's
-business: within one process it is the other end's `receive`; `simulation/world/hosts.py` delays, drops and
-duplicates packets and so reorders them; on Ray, `runtimes/ray_keepers.py` and `runtimes/ray_workers.py` carry them
-between processes.
+Each end of a link keeps what it said until the other end confirms it. While anything is unconfirmed, all of it is said
+again every `RETRY_SECONDS`. Each end remembers what it has heard, so a repetition changes nothing. Everything said
+within one tick of the loop travels as one packet.
 
-What the driver and its environment hosts say to each other.
+A transport carries the packets. Within one process it is the other end's `receive`. On Ray, `runtimes/ray_keepers.py`
+and `runtimes/ray_workers.py` carry them between processes. `simulation/world/hosts.py` delays, drops, duplicates and
+so reorders them.
 """
 
 from __future__ import annotations
@@ -50,10 +49,9 @@ Transport = Callable[[Packet[Any]], None]
 class Endpoint(Generic[Out, In]):
     """One end of a link: says `Out`, hears `In`."""
 
-    def __init__(self, transport: Transport, hear: Callable[[In], None], retry_seconds: float = RETRY_SECONDS) -> None:
+    def __init__(self, transport: Transport, hear: Callable[[In], None]) -> None:
         self._transport = transport
         self._hear = hear
-        self._retry_seconds = retry_seconds
         self._unconfirmed: dict[str, Out] = {}
         self._next: Packet[Out] = Packet()
         self._flush_scheduled = False
@@ -106,7 +104,7 @@ class Endpoint(Generic[Out, In]):
         packet, self._next = self._next, Packet()
         self._transport(packet)
         if self._unconfirmed and self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(self._retry_seconds, self._repeat)
+            self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._repeat)
 
     def _repeat(self) -> None:
         self._retry = None
@@ -176,7 +174,7 @@ class Report:
     awaited: tuple[str, ...] = ()
     """The rewards that are still to be computed: the host keeps the trajectory until it is told to (`Score`)."""
     host: int | None = None
-    """Who played it; written by the dispatcher."""
+    """The host that played it; written by the dispatcher."""
 
 
 ToHost = Lease | Cancel | Score | FleetUpdate

@@ -1,12 +1,7 @@
 """EnvManager: plays one lease. Reset, then turn after turn, then a report; rewards that take time come later.
 
-Whatever the environment does wrong ends here, as a typed outcome. An infrastructure failure is never a
-reward: the trajectory is reported as failed and the scheduler issues a fresh attempt.
-
-The barrier of batched environments: nobody takes turn t + 1 before everybody has taken turn t.
-
-Only `sync` uses it, as the baseline that trajectory-level asynchrony is measured against. Members come and go, and
-one may be cancelled where it stands: it then counts neither as a member nor as arrived.
+Every mistake of an environment ends here, as a typed outcome. An infrastructure failure is never a reward: the
+trajectory is reported as failed and the scheduler issues a fresh attempt.
 """
 
 from __future__ import annotations
@@ -33,7 +28,11 @@ from rollweave.trajectory import Outcome, TokenBuffer, TokenIds, Trajectory
 
 
 class TurnBarrier:
-    """A barrier whose members come and go."""
+    """Lets no environment take turn t + 1 before all have taken turn t.
+
+    Only `sync` uses it, as the baseline that trajectory-level asynchrony is measured against. Members come and go. One
+    that is cancelled while it waits counts neither as a member nor as arrived.
+    """
 
     def __init__(self) -> None:
         self._members = 0
@@ -152,7 +151,7 @@ class EnvManager:
         return Report(self.lease.id, self.trajectory, reward_failed, awaited=awaited)
 
     def cancel(self) -> None:
-        """Stop as soon as nobody is hurt: generation at once, an environment in another process after its call.
+        """Stop as soon as that does no harm: generation at once, an environment in another process after its call.
 
         Interrupting the latter would mean killing the process, with the other environments in it.
         """

@@ -1,8 +1,8 @@
-"""RolloutScheduler: alone decides what is admitted, what a batch is made of, and where everything ended.
+"""RolloutScheduler: decides what is admitted, what a batch is made of, and how every task and attempt ended.
 
     admit ─▶ lease members ─▶ score what ended ─▶ collect it into groups ─▶ serve the oldest complete groups
       ▲            ▲ again, after a failure               │ filtered, failed         │
-      └────────────┴──────────────────────────────────────┴──────────────────────────┘ whatever ends makes room
+      └────────────┴──────────────────────────────────────┴──────────────────────────┘ what ends makes room
 
 It lives in the driver and owns the ledger; hosts and engines hold nothing that it could not issue again.
 """
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from math import ceil, floor
+from typing import Any
 
 from rollweave.clock import Clock
 from rollweave.errors import EnvironmentFailed, RewardFailed
@@ -112,7 +114,7 @@ class RolloutScheduler:
             self._end_group(group.id, group.members, TaskEnd.TRAINED, AttemptEnd.TRAINED)
 
     def close(self) -> None:
-        """Nobody trains any more: whatever still arrives, nothing is leased for it."""
+        """Training has ended: reports and rewards that still arrive are ignored."""
         self._leasing.closed = True
 
     @property
@@ -172,12 +174,15 @@ class RolloutScheduler:
     # -------------------------------------------------------------------------------------------------- reports
 
     def _on_report(self, lease: Lease, report: Report) -> None:
-        """Reports arrive in callbacks, where an exception would be lost: the next `get_batch` raises it."""
+        self._safely(self._book, lease, report)
+
+    def _safely(self, book: Callable[..., None], *heard: Any) -> None:
+        """Reports and rewards arrive in callbacks, where an exception would be lost: the next `get_batch` raises it."""
         if self._leasing.closed:
             return
         try:
-            self._book(lease, report)
-        except Exception as error:  # the boundary between callbacks and whoever waits
+            book(*heard)
+        except Exception as error:  # the boundary between callbacks and the trainer that waits
             self._break(error)
 
     def _book(self, lease: Lease, report: Report) -> None:
@@ -248,7 +253,7 @@ class RolloutScheduler:
         del self._running[group.id]
         self._abandon(group, AttemptEnd.SURPLUS)
         whole = group.whole()
-        # A lone survivor has nobody to be compared with.
+        # The reward of a single member has nothing to be compared with.
         if len(whole.members) < min(2, self._rollout.group_size):
             self._end_group(group.id, whole.members, TaskEnd.FAILED, AttemptEnd.ABORTED)
             self._recorder.emit("group.failed", group=group.id, task=group.task.id)
@@ -280,15 +285,10 @@ class RolloutScheduler:
         self._scoring.score(trajectory, report.host, report.awaited, self._on_scored)
 
     def _on_scored(self, trajectory: Trajectory, succeeded: bool) -> None:
-        """Arrives in a callback, as reports do."""
-        if self._leasing.closed:
-            return
-        try:
-            self._book_reward(self._running[trajectory.group], trajectory, succeeded)
-        except Exception as error:  # the boundary between callbacks and whoever waits
-            self._break(error)
+        self._safely(self._book_reward, trajectory, succeeded)
 
-    def _book_reward(self, group: RunningGroup, trajectory: Trajectory, succeeded: bool) -> None:
+    def _book_reward(self, trajectory: Trajectory, succeeded: bool) -> None:
+        group = self._running[trajectory.group]
         del group.scoring[trajectory.id]
         self.ledger.end_scoring(trajectory.id)
         if succeeded:
@@ -307,8 +307,8 @@ class RolloutScheduler:
             for id in self.buffer.left_over(step):
                 self._discard(id, AttemptEnd.SURPLUS)
                 self._admit()
-        everybody_stays = self.plan.policy == "wait" and not self._over_issues
-        if everybody_stays and self.buffer.must_wait(step, (group.version for group in self._running.values())):
+        all_stay = self.plan.policy == "wait" and not self._over_issues
+        if all_stay and self.buffer.must_wait(step, (group.version for group in self._running.values())):
             return None
         running = (
             GroupInLine(group.id, group.version, complete=False, expendable=self._expendable(group))

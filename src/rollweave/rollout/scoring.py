@@ -81,7 +81,7 @@ class HostBackend:
         self._recorder = recorder
         self._max_retries = max_retries
         self._calls: dict[str, _Call] = {}
-        dispatcher.reward_desk = self
+        dispatcher.on_scored, dispatcher.on_hosts = self._hear, self._hosts_changed
 
     def call(self, call: RewardCall, done: Callable[[Scored], None]) -> None:
         made = self._calls[call.attempt] = _Call(call, done)
@@ -92,7 +92,7 @@ class HostBackend:
         if made.host is not None:
             self._dispatcher.say(made.host, f"cancel.{attempt}", Cancel(attempt))
 
-    def scored(self, answer: Scored) -> None:
+    def _hear(self, answer: Scored) -> None:
         """From any host, also one that was taken for dead: the answer is the same."""
         made = self._calls.pop(answer.attempt, None)
         if made is not None:
@@ -100,13 +100,13 @@ class HostBackend:
         else:
             _tell_late(self._recorder, answer)
 
-    def hosts_changed(self) -> None:
+    def _hosts_changed(self) -> None:
         """What no living host computes is placed again."""
         hosts = set(self._dispatcher.hosts)
         for made in [made for made in self._calls.values() if made.host not in hosts]:
             if made.host is not None and made.tries > self._max_retries:
                 cause = f"its host died while it was scored, {made.tries} times"
-                self.scored(Scored(made.call.attempt, failure=cause))
+                self._hear(Scored(made.call.attempt, failure=cause))
             else:
                 self._place(made)
 

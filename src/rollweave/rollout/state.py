@@ -4,7 +4,7 @@ Everything here is plain data: numbers, names, and the trajectories of finished 
 and log-prob. Tasks of open groups are not kept: a group's number is its position in the task source.
 
 On disk it is a small JSON and a sidecar: all arrays of one type lie end to end, and the JSON says which stretch of them
-belongs where. The control plane only lays them together; whoever writes the checkpoint's other files writes these too.
+belongs where. The control plane only lays them together; `training/checkpoint.py` writes them.
 """
 
 from __future__ import annotations
