@@ -19,11 +19,13 @@ from rollweave.fleet.router import RouteAsk
 from rollweave.pipelines.permits import SharedPool
 from rollweave.seeds import derive
 from rollweave.simulation.durations import constant, lognormal
+from rollweave.simulation.faults import Outage
 from rollweave.simulation.world.engine import SimulatedEngine
 from rollweave.simulation.world.environment import EnvironmentModel
 from rollweave.simulation.world.witness import Witness
 from rollweave.simulation.world.world import SimulatedRun, World
 from spans import request_of
+from test_fleet_virtual import comings_and_goings
 from test_pipelines_virtual import many
 from virtual_oracles import check_everything
 from virtual_worlds import make_job, run
@@ -257,3 +259,16 @@ def test_a_single_engine_keeps_its_node(engines: int) -> None:
     world, met = shared(World(engines=engines, environment=LONG_TAIL), seed=1)
     run(make_job({"type": "sync+"}), world)
     assert any("narrow" in word for word in met[0].said) == (engines > 1)
+
+
+@many(80)
+@given(st.integers(0, 10**6), st.integers(2, 4), st.sampled_from(["sync", "sync+"]), comings_and_goings)
+def test_a_job_among_others_ends_whichever_engines_come_and_go(
+    seed: int, engines: int, pipeline: str, outages: list[Outage]
+) -> None:
+    job = make_job({"type": pipeline}, seed, evaluate=2)
+    world = World(engines=engines, environment=LONG_TAIL, token_seconds=constant(0.05), outages=tuple(outages))
+    among, met = shared(world, seed)
+    result = run(job, among)
+    check_everything(job, among, result)
+    assert "narrow 0" not in met[0].said, "a job never hands back all its nodes"

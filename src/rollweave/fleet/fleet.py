@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -207,6 +207,8 @@ class Fleet:
         self.on_change: list[Callable[[EngineEntry], None]] = []
         self.moves = 0
         """Trajectories that changed their engine, since the start."""
+        self.name_wait: Callable[[str], AbstractContextManager[object]] = lambda what: nullcontext()
+        """Gives a wait for an engine its name and its deadline. Set by WeightSync, as `catching_up` is."""
         self._recorder: Emitter | None = None
         self._view = FleetView()
         self._places: dict[str, EngineId] = {}
@@ -336,8 +338,8 @@ class Fleet:
     async def standing(self) -> AsyncIterator[None]:
         """Inside, the engines stand still, one that joins meanwhile too. It nests."""
         self._standing += 1
-        await asyncio.gather(*(self.do_as_the_others(entry) for entry in self.living()))
         try:
+            await asyncio.gather(*(self.do_as_the_others(entry) for entry in self.living()))
             yield
         finally:
             self._standing -= 1
@@ -349,10 +351,12 @@ class Fleet:
             while entry.stood != self._standing:
                 if entry.stood < self._standing:
                     entry.stood += 1
-                    await entry.control.suspend()
+                    with self.name_wait(f"{entry.id} to end its step and stand still"):
+                        await entry.control.suspend()
                 else:
                     entry.stood -= 1
-                    await entry.control.resume()
+                    with self.name_wait(f"{entry.id} to go on"):
+                        await entry.control.resume()
 
     async def look(self) -> FleetStats:
         """Ask all engines what they have done so far, side by side."""
@@ -360,7 +364,7 @@ class Fleet:
         return self.last_seen()
 
     async def _look_at(self, entry: EngineEntry) -> None:
-        with self.surviving(entry):
+        with self.surviving(entry), self.name_wait(f"{entry.id} to say what it has done"):
             entry.seen = await entry.control.stats()
 
     def last_seen(self) -> FleetStats:
