@@ -166,6 +166,28 @@ def test_an_update_goes_on_without_an_engine_that_dies_of_it_and_the_successor_c
     on_virtual_clock(main)
 
 
+def test_an_engine_that_takes_too_long_to_catch_up_is_ended_and_has_a_successor() -> None:
+    """Its process lives, so no call would ever say that it died, and the run would have no engine any more."""
+
+    async def main(clock: Clock) -> None:
+        recorder = MemoryRecorder(clock.now)
+        crew = Crew(clock, recorder, Restarts(recorder), fleet_of([]))
+        async with a_kept_engine(clock, crew) as lives, asyncio.TaskGroup() as tasks:
+            weights = WeightSync(PuppetTrainer(), crew.fleet, clock, recorder, timeout=9.0)
+            welcoming = tasks.create_task(weights.welcome())
+            await weights.publish(1)
+            await weights.commit(1)
+            lives[1].stuck.clear()
+            lives[0].end()
+            await clock.sleep(10.0)
+            assert lives[1].dead.is_set() and crew.fleet.entries["engine/2"].state == "gone"
+            assert crew.fleet.entries["engine/3"].state == "serving" and lives[2].version == 1
+            assert recorder.names().count("worker.died") == 2
+            welcoming.cancel()
+
+    on_virtual_clock(main)
+
+
 class PuppetTrainer:
     async def publish(self, version: int) -> Fingerprint:
         return Fingerprint(version, f"sum of {version}")

@@ -70,6 +70,7 @@ class EngineKeeper:
         self._tasks = tasks
         self._spare: WorkerHandle | None = None
         self._lives = 0
+        crew.fleet.on_change.append(self._end_if_lost)
         self._join(spawn())
 
     async def start(self) -> None:
@@ -110,6 +111,12 @@ class EngineKeeper:
         self._lives += 1
         self._id = f"{worker.name}/{self._lives}"
         self._crew.fleet.join(EngineEntry(self._id, RayEngineControl(worker), worker, tasks=self._tasks))
+
+    def _end_if_lost(self, entry: EngineEntry) -> None:
+        """The fleet gives up an engine that was out of reach or took too long. Its process may still run, and would
+        keep its successor away."""
+        if entry.id == self._id and entry.state == "gone":
+            self._worker.end()
 
 
 class HostKeeper:
