@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,9 @@ from rollweave.engines.protocol import Completion, Sampling
 from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.fleet.router import RouteAsk
-from rollweave.pipelines.permits import SharedPool
+from rollweave.observability.events import MemoryRecorder
+from rollweave.pipelines.permits import SharedPool, Tail
+from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.seeds import derive
 from rollweave.simulation.durations import constant, lognormal
 from rollweave.simulation.faults import Outage
@@ -268,7 +271,25 @@ def test_a_job_among_others_ends_whichever_engines_come_and_go(
 ) -> None:
     job = make_job({"type": pipeline}, seed, evaluate=2)
     world = World(engines=engines, environment=LONG_TAIL, token_seconds=constant(0.05), outages=tuple(outages))
-    among, met = shared(world, seed)
-    result = run(job, among)
-    check_everything(job, among, result)
-    assert "narrow 0" not in met[0].said, "a job never hands back all its nodes"
+    among, _ = shared(world, seed)
+    check_everything(job, among, run(job, among))
+
+
+class Ended:
+    """A scheduler whose episodes have ended, but for the tail."""
+
+    async def ended(self, share: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("gone", [0, 1, 4])
+def test_a_tail_keeps_its_nodes_however_many_engines_have_died(gone: int) -> None:
+    async def main(clock: Clock) -> list[str]:
+        fleet, neighbours = fleet_of([None] * 4), Neighbours(clock, Random(0), 4)
+        tail = Tail(fleet, fleet.size, neighbours, cast(RolloutScheduler, Ended()), MemoryRecorder())
+        for id in list(fleet.entries)[:gone]:
+            fleet.lose(id, "test")
+        await tail.run(partly=False)
+        return neighbours.said
+
+    assert run_virtual(main) == ["narrow 1"]

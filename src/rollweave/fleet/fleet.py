@@ -328,9 +328,10 @@ class Fleet:
 
     async def emptied(self, ids: Collection[EngineId]) -> None:
         """Waits until no trajectory is on these engines. A host says that one moved when its engine let go of it."""
-        while any(engine in ids for engine in self._places.values()):
-            self._left.clear()
-            await self._left.wait()
+        with self.name_wait(f"{', '.join(ids)} to hand over what they hold"):
+            while any(engine in ids for engine in self._places.values()):
+                self._left.clear()
+                await self._left.wait()
 
     # ------------------------------------------------------------------------------------------------- all of them
 

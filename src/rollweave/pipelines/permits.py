@@ -88,34 +88,32 @@ TAIL_NODES = 0.25
 @dataclass(frozen=True, slots=True)
 class Tail:
     fleet: Fleet
-    """One engine for each rollout node."""
+    nodes: int
+    """Of the job: one for each engine that it began with, also while some of them are gone."""
     source: PermitSource
     scheduler: RolloutScheduler
     recorder: Emitter
-
-    async def begin(self, nodes: int | None) -> None:
-        """A permit, for so many nodes; None: for all."""
-        await self._use(nodes or self.fleet.size)
 
     async def run(self, partly: bool) -> None:
         """Beside the wait for a batch; given up when the batch is there. `partly`: the permit began on some nodes."""
         if partly:
             await self.source.widened()
-            await self._use(self.fleet.size)
-        keep = ceil(TAIL_NODES * self.fleet.size)
+            await self.use()
+        keep = ceil(TAIL_NODES * self.nodes)
         await self.scheduler.ended(THRESHOLD)
         await self.source.awaited(keep)
         await self.scheduler.ended(THRESHOLD)  # still: groups may have failed, and others begun in their place
-        await self._use(keep)
+        await self.use(keep)
         await self.source.narrow(keep)
 
-    async def _use(self, nodes: int) -> None:
-        """From now on only the first so many engines; returns when the others hold nothing any more."""
+    async def use(self, nodes: int | None = None) -> None:
+        """From now on only the first so many engines; None: all. Returns when the others hold nothing any more."""
         before, ids = self.fleet.moves, [entry.id for entry in self.fleet.living()]
-        self.fleet.use(ids[:nodes])
-        await self.fleet.emptied(ids[nodes:])
+        used = ids[:nodes]
+        self.fleet.use(used)
+        await self.fleet.emptied(ids[len(used) :])
         if moved := self.fleet.moves - before:
-            self.recorder.emit("requests.move", moved=moved, nodes=nodes)
+            self.recorder.emit("requests.move", moved=moved, nodes=len(used))
 
 
 class PermitGate:
@@ -137,7 +135,7 @@ class PermitGate:
         self._journal = journal
         self._state = state
         several = source.shared and fleet.size > 1
-        self.tail = Tail(fleet, source, scheduler, recorder) if several else None
+        self.tail = Tail(fleet, fleet.size, source, scheduler, recorder) if several else None
         """Of jobs with several rollout nodes that others may wait for."""
         self._standing: AsyncExitStack | None = None
         """The engines stand still, because it is not their turn."""
@@ -159,7 +157,7 @@ class PermitGate:
         if pool == "rollout":
             self._partly = nodes is not None
             if self.tail is not None:
-                await self.tail.begin(nodes)
+                await self.tail.use(nodes)
             await self._standing.aclose()
             self._standing = None
 

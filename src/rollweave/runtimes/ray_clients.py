@@ -126,8 +126,6 @@ class Restarts:
         self._recorder = recorder
         self._most_deaths = most_deaths
         self._deaths: Counter[str] = Counter()
-        self.restarted: Counter[str] = Counter()
-        """By worker, since the beginning."""
 
     def died(self, death: WorkerDied) -> None:
         """Write a death down. Raises it when it is one too many."""
@@ -140,7 +138,6 @@ class Restarts:
 
     def back(self, death: WorkerDied, seconds: float) -> None:
         """The dead worker's successor works, that long after its death."""
-        self.restarted[death.worker] += 1
         self._recorder.emit("worker.restarted", worker=death.worker, seconds=seconds, cause=str(death))
 
     def progress(self) -> None:

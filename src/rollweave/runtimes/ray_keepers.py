@@ -42,7 +42,8 @@ class Crew:
     async def ready(self, worker: WorkerHandle) -> None:
         """Wait until a worker can work."""
         started = self.clock.now()
-        pid = await worker.call("ready")
+        with self.clock.wait("driver", f"{worker.name} to start"):
+            pid = await worker.call("ready")
         self.recorder.emit("worker.ready", worker=worker.name, pid=pid, seconds=self.clock.now() - started)
 
     async def waits(self) -> list[Waiting]:
