@@ -179,7 +179,6 @@ class Neighbours:
     clock: Clock
     rng: Random
     nodes: int
-    shared: bool = True
     said: list[str] = field(default_factory=list)
 
     async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:

@@ -31,7 +31,7 @@ from rollweave.pipelines.checkpoints import Checkpoints
 from rollweave.pipelines.journal import Journal, OnRow, OnTrajectories
 from rollweave.pipelines.loop import Loop
 from rollweave.pipelines.one_off import one_off
-from rollweave.pipelines.permits import Alone, PermitGate, PermitSource
+from rollweave.pipelines.permits import PermitGate, PermitSource
 from rollweave.pipelines.rollart import rollart
 from rollweave.pipelines.state import RunState
 from rollweave.pipelines.sync import sync
@@ -97,9 +97,9 @@ def assemble(
         trainer,
         weights,
         journal,
-        PermitGate(permits or Alone(), fleet, scheduler, evaluation, journal, state, recorder),
+        PermitGate(permits, fleet, scheduler, evaluation, journal, state, recorder),
         evaluation,
-        Checkpoints(checkpoints, control.checkpoint, scheduler, trainer, weights, journal, state),
+        Checkpoints(checkpoints, control.checkpoint, scheduler, trainer, weights, state, recorder),
         state,
     )
     concurrency = _concurrency(control, fleet, dispatcher, clock, recorder)

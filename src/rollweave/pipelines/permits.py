@@ -1,8 +1,8 @@
 """Permits: leave to use a pool for one phase, for jobs that share pools with others.
 
-A pipeline asks before each phase. Alone, the answer is always yes and costs nothing. Under the daemon
-(`rollweave submit`) the daemon says when: asking for the next permit hands the last one back, so that a job never
-computes without one, and while it waits, all it needs stays resident in its process: the next phase starts warm.
+A pipeline asks before each phase. Under the daemon (`rollweave submit`) the daemon says when: asking for the next
+permit hands the last one back, so that a job never computes without one. While a job waits, all that it needs stays
+resident in its process: the next phase starts warm.
 
 Tail: the last answers of a batch move together, and another job gets the other rollout nodes.
 
@@ -11,7 +11,7 @@ Tail: the last answers of a batch move together, and another job gets the other 
                       80 % done
 
 A's training still waits for every answer, so A is not faster; B is, which begins on the nodes that are free and goes on
-on all of them once A has left. Done only where pools are shared and somebody waits; planning never counts on it.
+on all of them once A has left. Done only where pools are shared and another job waits; planning never counts on it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SharedPool = Literal["rollout", "train"]
 
 
 class PermitSource(Protocol):
-    shared: bool
-    """Whether others wait for the pools: then nothing may go on in the background of another pool's phase."""
+    """Says when a job may use pools that it shares with others. A source that takes no part in tails leaves the last
+    three methods as they are."""
 
     async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
         """Hand back the last permit and wait for one on this pool. So far `step` steps are trained; the phase that ends
@@ -46,37 +46,17 @@ class PermitSource(Protocol):
 
     async def widened(self) -> None:
         """Wait until this permit has all its nodes."""
-        ...
 
     async def awaited(self, keep: int) -> None:
-        """Wait until somebody could begin if this permit kept its first `keep` nodes only."""
-        ...
+        """Wait until another job could begin if this permit kept its first `keep` nodes only."""
+        await asyncio.Event().wait()
 
     async def narrow(self, keep: int) -> None:
         """Hand back all nodes of this permit but the first `keep`."""
-        ...
 
 
 MakePermits = Callable[[Clock], PermitSource]
 """A permit source needs the clock of the loop that asks."""
-
-
-class Alone:
-    """All pools are this job's own."""
-
-    shared = False
-
-    async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
-        return None
-
-    async def widened(self) -> None:
-        pass
-
-    async def awaited(self, keep: int) -> None:
-        await asyncio.Event().wait()  # there is nobody
-
-    async def narrow(self, keep: int) -> None:
-        pass
 
 
 THRESHOLD = 0.8
@@ -117,11 +97,11 @@ class Tail:
 
 
 class PermitGate:
-    """Where the loop asks for a pool before each phase. A job alone passes for free."""
+    """Asks for a pool before each phase of the loop. A job whose pools are its own has no source, and passes."""
 
     def __init__(
         self,
-        source: PermitSource,
+        source: PermitSource | None,
         fleet: Fleet,
         scheduler: RolloutScheduler,
         evaluation: EvaluationSchedule,
@@ -134,8 +114,8 @@ class PermitGate:
         self._evaluation = evaluation
         self._journal = journal
         self._state = state
-        several = source.shared and fleet.size > 1
-        self.tail = Tail(fleet, fleet.size, source, scheduler, recorder) if several else None
+        several = fleet.size > 1
+        self.tail = Tail(fleet, fleet.size, source, scheduler, recorder) if source is not None and several else None
         """Of jobs with several rollout nodes that others may wait for."""
         self._standing: AsyncExitStack | None = None
         """The engines stand still, because it is not their turn."""
@@ -145,7 +125,7 @@ class PermitGate:
     async def take(self, pool: SharedPool, tokens: int = 0, partly: bool = False) -> None:
         """Before a phase. Where pools are shared, engines stand still outside their turn, whatever they hold. `partly`:
         it may begin on some of its nodes."""
-        if not self._source.shared:
+        if self._source is None:
             return
         await self._evaluation.settle()
         if self._standing is None:

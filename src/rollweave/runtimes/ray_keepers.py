@@ -56,7 +56,7 @@ class Crew:
             async with asyncio.timeout(ANSWER_SECONDS):
                 waits: list[Waiting] = await host.call("waits", MOST_WAITS)
                 return waits
-        except TimeoutError:  # somebody keeps its loop to himself
+        except TimeoutError:  # an environment or a reward blocks its loop
             return [Waiting(host.name, "an environment or reward that does not let go of it", ANSWER_SECONDS)]
         except WorkerDied:
             return [Waiting(host.name, "being started again", 0.0)]
