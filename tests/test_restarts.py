@@ -37,17 +37,17 @@ from rollweave.weights.shared_memory import LOCK, PREFIX, shared_folder, sweep
 
 
 def test_the_run_ends_with_the_cause_after_too_many_deaths_without_a_step() -> None:
-    restarts = Restarts(MemoryRecorder(), most_deaths=3)
-    restarts.died(WorkerDied("out of memory", "engine"))
-    restarts.died(WorkerDied("out of memory", "engine"))
-    with pytest.raises(WorkerDied, match="3 times without a completed train step in between, out of memory") as raised:
+    restarts = Restarts(MemoryRecorder())
+    for _ in range(4):
+        restarts.died(WorkerDied("out of memory", "engine"))
+    with pytest.raises(WorkerDied, match="5 times without a completed train step in between, out of memory") as raised:
         restarts.died(WorkerDied("out of memory", "engine"))
     assert raised.value.worker == "engine"
 
 
 def test_a_train_step_in_between_makes_it_bad_luck() -> None:
-    restarts = Restarts(MemoryRecorder(), most_deaths=2)
-    for _ in range(5):
+    restarts = Restarts(MemoryRecorder())
+    for _ in range(12):
         restarts.died(WorkerDied("killed", "engine"))
         restarts.progress()
 
@@ -67,8 +67,8 @@ def test_a_worker_that_does_not_start_is_a_named_wait() -> None:
 
 
 def test_each_worker_has_its_own_luck() -> None:
-    restarts = Restarts(MemoryRecorder(), most_deaths=2)
-    for name in ("engine", "host-0", "host-1"):
+    restarts = Restarts(MemoryRecorder())
+    for name in 4 * ("engine", "host-0", "host-1"):
         restarts.died(WorkerDied("killed", name))
 
 

@@ -46,6 +46,7 @@ class PermitSource(Protocol):
 
     async def widened(self) -> None:
         """Wait until this permit has all its nodes."""
+        return
 
     async def awaited(self, keep: int) -> None:
         """Wait until another job could begin if this permit kept its first `keep` nodes only."""
@@ -53,6 +54,7 @@ class PermitSource(Protocol):
 
     async def narrow(self, keep: int) -> None:
         """Hand back all nodes of this permit but the first `keep`."""
+        return
 
 
 MakePermits = Callable[[Clock], PermitSource]
