@@ -215,10 +215,10 @@ def learnt(result: SimulatedRun) -> list[object]:
 
 
 @many(80)
-@given(st.integers(0, 10**6), st.integers(2, 5), st.sampled_from(["sync", "sync+"]))
-def test_a_job_among_others_trains_on_the_same_tokens(seed: int, engines: int, pipeline: str) -> None:
+@given(st.integers(0, 10**6), st.integers(2, 5), st.sampled_from(["sync", "sync+"]), st.integers(1, 3))
+def test_a_job_among_others_trains_on_the_same_tokens(seed: int, engines: int, pipeline: str, hosts: int) -> None:
     job = make_job({"type": pipeline}, seed, evaluate=2)
-    world = World(engines=engines, environment=LONG_TAIL, token_seconds=constant(0.05))
+    world = World(engines=engines, hosts=hosts, environment=LONG_TAIL, token_seconds=constant(0.05))
     among, _ = shared(world, seed)
     result = run(job, among)
     check_everything(job, among, result)
