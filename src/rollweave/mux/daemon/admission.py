@@ -76,7 +76,9 @@ class Admission:
     def observe(self, job: str, took: PhaseTimes, now: float) -> PhaseTimes | None:
         """One more iteration is done. Returns new worst times if the job has lost its place because of them."""
         known = self.state.jobs[job]
-        self.state.report(job, known.done + 1, now)
+        known.report(known.done + 1, now)
+        if not (took.t_roll and took.t_train):  # they are not known
+            return None
         plan = self.scheduler.observe(self.state, job, took.t_roll, took.t_train, now)
         with suppress(PlanError):  # then all stays as it is
             self.scheduler.apply(self.state, plan, now)

@@ -167,7 +167,8 @@ class FiniteMessage(BaseModel):
 class Submission(FiniteMessage):
     """A checked job file, its SLO and the nodes that it asks for."""
 
-    name: str
+    name: str = Field(pattern=r"^[\w.-]+$")
+    """It becomes part of the name of a folder."""
     source: str
     job_yaml: str
     slo: float
@@ -199,9 +200,9 @@ class PermitMessage(FiniteMessage):
 
 class ProfileMessage(FiniteMessage):
     life: int
-    t_roll: float
-    t_train: float
-    memory_gb: float
+    t_roll: float = Field(gt=0)
+    t_train: float = Field(gt=0)
+    memory_gb: float = Field(ge=0)
 
 
 def make_app(desk: Desk, token: str) -> FastAPI:

@@ -94,10 +94,6 @@ class ClusterState:
     def group_cost(self, group: CoGroup) -> float:
         return group.cost(self.rollout.price, self.train.price)
 
-    def report(self, job: str, done: float, now: float) -> None:
-        """Set the number of iterations really finished; the daemon calls this after every iteration."""
-        self.jobs[job].report(done, now)
-
     def sketch(self, groups: Iterable[int], jobs: Iterable[str]) -> ClusterState:
         """Make a copy in which the named groups and jobs may be changed. The rest is shared and may only be read."""
         state = ClusterState(
