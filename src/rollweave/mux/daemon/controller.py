@@ -8,10 +8,9 @@ is enough.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.admission import Admission, NeverFits
@@ -44,11 +43,15 @@ class Refused(RollweaveError):
     """An order that makes no sense for this job."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class FiniteMessage(BaseModel):
+    """A message that becomes part of the daemon's state, which holds finite numbers only."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Ask(FiniteMessage):
     """The message by which a process hands its permit back and asks for the next."""
 
-    job: str
     life: int
     ticket: str
     wanted: Wanted
@@ -151,17 +154,17 @@ class Controller:
 
     # ----------------------------------------------------------------------------------------- from processes
 
-    def ask(self, ask: Ask) -> Permit | None:
+    def ask(self, job: str, ask: Ask) -> Permit | None:
         """Hand back the last permit and ask for the next. Returns it if it is granted; None: ask again."""
-        record = self._current(ask.job, ask.life)
-        if not (self.permit_table.holds(ask.job, ask.ticket) or self.permit_table.waits(ask.job, ask.ticket)):
+        record, table = self._current(job, ask.life), self.permit_table
+        if not (table.holds(job, ask.ticket) or table.waits(job, ask.ticket)):
             if ask.epoch not in (None, record.handed_back):
                 self._hand_back(record, ask)
             if record.state != "waiting":
                 self._get_in_line(record, ask)
-            self.permit_table.grant(self._now())
+            table.grant(self._now())
             self._commit(record)
-        return self.permit_table.permits[ask.job] if self.permit_table.holds(ask.job, ask.ticket) else None
+        return table.permits[job] if table.holds(job, ask.ticket) else None
 
     def awaited(self, job: str, life: int, epoch: int, keep: int) -> bool:
         """Whether another job could begin if this permit kept its first `keep` nodes only."""
