@@ -341,9 +341,10 @@ def test_a_damaged_state_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda facts: facts["groups"]["1"]["pins"].update({"a-1": [0, 0]}), "2: job a-1 asked for 1 rollout nodes"),
+        (lambda facts: facts["groups"][1]["pins"].update({"a-1": [0, 0]}), "2: job a-1 asked for 1 rollout nodes"),
         (lambda facts: facts["rollout"].update(used=2), "7: groups hold 1 nodes, the pool counts 2"),
         (lambda facts: facts["home"].pop("b-2"), "1: job b-2 is in group 1, but the state does not know it there"),
+        (lambda facts: facts["home"].update({"a-1": "nowhere"}), "home.a-1"),
         (lambda facts: facts["jobs"]["a-1"].update(slo=0.5), "slo=0.5 must be at least 1"),
         (lambda facts: facts.update(home={}, jobs={}, groups={}), "a-1, b-2 run, but those with a place are: none"),
     ],

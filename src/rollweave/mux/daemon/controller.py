@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.admission import Admission, NeverFits
@@ -79,14 +79,14 @@ class Controller:
         self.jobs = self._store.jobs()
         self.set_aside = self._store.set_aside()
         """Stored jobs that cannot be read, and why: the others go on without them."""
-        self.permit_table = _TABLE.validate_python(self._store.fact("permits") or {})
         self._numbered = self._store.fact("numbered") or len(self.jobs)
         self._events.clear()
         try:
+            self.permit_table = _TABLE.validate_python(self._store.fact("permits") or {})
             self.admission.restore(self._store.fact("scheduler"))
             self._forget_set_aside()
             self._check_places()
-        except (PlanError, ProfileError) as error:
+        except (PlanError, ProfileError, ValidationError) as error:
             raise StoreError(
                 f"{self._store.path}: the jobs cannot go on, their stored places contradict each other ({error}); "
                 "start with another --state folder and submit them again (their runs stay in this one)"
@@ -406,6 +406,7 @@ class Controller:
         return self._store.events(job)
 
     def _lease(self, permit: Permit) -> float:
+        """Seconds after which a job that still holds the permit hangs."""
         profile = self.jobs[permit.job].profile
         if permit.visit or profile is None:
             return LEASE_SECONDS * LEASE_FACTOR

@@ -27,7 +27,7 @@ from rollweave.pipelines.permits import MakePermits, SharedPool
 from rollweave.runtimes.machine import pause, use_cores, wall_time
 
 POLL_SECONDS = 20.0
-"""How long the daemon keeps a request open before it answers: not yet."""
+"""How long the daemon keeps a request for a permit open; then the job asks again."""
 
 BACKOFF = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 

@@ -27,15 +27,13 @@ from pydantic import Field
 from rollweave.clock import Clock
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.controller import Ask, Controller, FiniteMessage, UnknownJob
+from rollweave.mux.daemon.permit_client import POLL_SECONDS
 from rollweave.mux.daemon.records import JobRecord, PhaseTimes
 from rollweave.mux.daemon.store import StateFolder, StoreError
 from rollweave.mux.daemon.views import daemon_view, job_view
 from rollweave.mux.permits import Permit, StalePermit
 
 T = TypeVar("T")
-
-POLL_SECONDS = 20.0
-"""How long a request for a permit is kept open; then the job asks again."""
 
 
 class Submission(FiniteMessage):
