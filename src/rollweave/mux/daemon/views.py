@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from rollweave.mux.daemon.controller import Controller
 from rollweave.mux.daemon.records import JobRecord, JobState
 from rollweave.mux.daemon.store import StateFolder
+
+if TYPE_CHECKING:  # the commands show views and need no controller
+    from rollweave.mux.daemon.controller import Controller
 
 
 def job_view(record: JobRecord, controller: Controller, run: Path) -> dict[str, Any]:
