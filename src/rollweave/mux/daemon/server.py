@@ -195,12 +195,18 @@ def make_app(desk: Desk, token: str) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(StoreError, partial(_broken, desk))
     app.add_exception_handler(Exception, partial(_failed, desk))
-    for path, answer in (("/daemon", desk.daemon), ("/jobs", desk.jobs), ("/jobs/{job_id}", desk.job)):
-        app.add_api_route(path, answer, methods=["GET"], response_model=None)
-    for path, answer in (("/daemon/stop", desk.stop), ("/jobs", desk.submit)):
-        app.add_api_route(path, answer, methods=["POST"], response_model=None)
+    answers: dict[str, Callable[..., Any]] = {
+        "GET /daemon": desk.daemon,
+        "POST /daemon/stop": desk.stop,
+        "GET /jobs": desk.jobs,
+        "POST /jobs": desk.submit,
+        "GET /jobs/{job_id}": desk.job,
+    }
     for order in (desk.cancel, desk.resume, desk.permit, desk.awaited, desk.narrow, desk.widened, desk.profile):
-        app.add_api_route(f"/jobs/{{job_id}}/{order.__name__}", order, methods=["POST"], response_model=None)
+        answers[f"POST /jobs/{{job_id}}/{order.__name__}"] = order
+    for route, answer in answers.items():
+        method, path = route.split()
+        app.add_api_route(path, answer, methods=[method], response_model=None)
     return app
 
 
