@@ -127,6 +127,8 @@ class Lease:
     """The engine version at admission."""
     engine: EngineId | None = None
     """Where the trajectory is routed to; filled in when the lease is handed to a host. None: no engine was open."""
+    prefill: EngineId | None = None
+    """The engine that computes its contexts, if `engine` only decodes."""
 
 
 @dataclass(frozen=True, slots=True)
