@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rollweave.clock import Clock
@@ -31,7 +32,7 @@ from rollweave.pipelines.checkpoints import Checkpoints
 from rollweave.pipelines.journal import Journal, OnRow, OnTrajectories
 from rollweave.pipelines.loop import Loop
 from rollweave.pipelines.one_off import one_off
-from rollweave.pipelines.permits import Alone, PermitGate, PermitSource
+from rollweave.pipelines.permits import PermitGate, PermitSource
 from rollweave.pipelines.rollart import rollart
 from rollweave.pipelines.state import RunState
 from rollweave.pipelines.sync import sync
@@ -43,7 +44,7 @@ from rollweave.rollout.groups import RolloutSettings, StalenessPolicy
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
-from rollweave.tasks import Cursor, TaskSource
+from rollweave.tasks import Cursor, Task, TaskSource
 from rollweave.training.protocol import Trainer
 
 Pipeline = Callable[[Loop, int, int], Awaitable[None]]
@@ -81,7 +82,9 @@ def assemble(
     dispatcher.listen(recorder)
     state = RunState()
     scoring = Scoring(rewards or HostBackend(dispatcher, recorder, control.rollout.max_retries), recorder)
-    scheduler = _scheduler(control, dispatcher, scoring, source, stop_tokens, clock, recorder)
+    settings = _settings(control, stop_tokens)
+    bound = StalenessBound(control.alpha, control.rollout.groups_per_step)
+    scheduler = RolloutScheduler(settings, bound, Cursor(source), dispatcher, scoring, clock, recorder)
     journal = Journal(clock, scheduler, fleet, recorder, on_row, on_trajectories)
     weights = WeightSync(
         trainer,
@@ -91,41 +94,32 @@ def assemble(
         timeout=control.rollout.deadlines.weight_sync,
         transfer=control.weights.transfer,
     )
-    evaluation = _evaluator(control, dispatcher, scoring, source, stop_tokens, clock, recorder)
+    tasks = source.held_out(control.evaluation.tasks) if control.evaluation.every else []
+    evaluation = evaluator(control, tasks, stop_tokens, dispatcher, scoring, clock, recorder)
     loop = Loop(
         scheduler,
         trainer,
         weights,
         journal,
-        PermitGate(permits or Alone(), fleet, scheduler, evaluation, journal, state, recorder),
+        PermitGate(permits, fleet, scheduler, evaluation, journal, state, recorder),
         evaluation,
-        Checkpoints(checkpoints, control.checkpoint, scheduler, trainer, weights, journal, state),
+        Checkpoints(checkpoints, control.checkpoint, scheduler, trainer, weights, state, recorder),
         state,
     )
     concurrency = _concurrency(control, fleet, dispatcher, clock, recorder)
     return Drive(pipeline(control), control.steps, loop, concurrency, recorder)
 
 
-def _scheduler(
-    control: ControlConfig,
-    dispatcher: Dispatcher,
-    scoring: Scoring,
-    source: TaskSource,
-    stop_tokens: tuple[int, ...],
-    clock: Clock,
-    recorder: Emitter,
-) -> RolloutScheduler:
+def _settings(control: ControlConfig, stop_tokens: tuple[int, ...]) -> RolloutSettings:
     rollout = control.rollout
-    settings = RolloutSettings(
+    return RolloutSettings(
         rollout,
-        training_sampling(rollout.sampling, stop_tokens),
+        _sampling(rollout.sampling, stop_tokens),
         control.seed,
         policy=_policy(control),
         max_requeues=control.pipeline.max_requeues if isinstance(control.pipeline, RollArtPipeline) else 0,
         try_alone=control.try_alone,
     )
-    bound = StalenessBound(control.alpha, rollout.groups_per_step)
-    return RolloutScheduler(settings, bound, Cursor(source), dispatcher, scoring, clock, recorder)
 
 
 def _policy(control: ControlConfig) -> StalenessPolicy:
@@ -137,18 +131,19 @@ def _policy(control: ControlConfig) -> StalenessPolicy:
     return "wait"
 
 
-def _evaluator(
+def evaluator(
     control: ControlConfig,
+    tasks: Sequence[Task],
+    stop_tokens: tuple[int, ...],
     dispatcher: Dispatcher,
     scoring: Scoring,
-    source: TaskSource,
-    stop_tokens: tuple[int, ...],
     clock: Clock,
     recorder: Emitter,
 ) -> Evaluator:
-    tasks = source.held_out(control.evaluation.tasks) if control.evaluation.every else []
-    sampling = greedy(control.rollout.sampling, stop_tokens)
-    return Evaluator(control.evaluation, control.rollout, tasks, sampling, dispatcher, scoring, clock, recorder)
+    """Plays these tasks greedily, with the limits of a job."""
+    rollout = control.rollout
+    sampling = replace(_sampling(rollout.sampling, stop_tokens), temperature=0.0, top_p=1.0, top_k=0)
+    return Evaluator(control.evaluation, rollout, tasks, sampling, dispatcher, scoring, clock, recorder)
 
 
 def _concurrency(
@@ -162,14 +157,8 @@ def _concurrency(
     return AdaptiveConcurrency(fleet, dispatcher, clock, recorder, floor=floor, ceiling=rollout.slots)
 
 
-def training_sampling(config: SamplingConfig, stop_tokens: tuple[int, ...]) -> Sampling:
-    return Sampling(
-        config.max_tokens, config.temperature, config.top_p, config.top_k, stop_tokens, stop_strings=config.stop
-    )
-
-
-def greedy(config: SamplingConfig, stop_tokens: tuple[int, ...]) -> Sampling:
-    return Sampling(config.max_tokens, temperature=0.0, stop_tokens=stop_tokens, stop_strings=config.stop)
+def _sampling(config: SamplingConfig, stop_tokens: tuple[int, ...]) -> Sampling:
+    return Sampling(config.max_tokens, config.temperature, config.top_p, config.top_k, stop_tokens, config.stop)
 
 
 class Drive:

@@ -213,13 +213,15 @@ class Dispatcher:
             ask = RouteAsk(lease.id, lease.task.environment, lease.group if self._together else None)
             route = choose(ask, self._fleet.view)
             if route is not None:
-                lease.engine = route.engine
+                lease.engine, lease.prefill = route.engine, route.prefill
                 self._place(lease.id, route)
             seat.link.say(lease.id, lease)
 
     def _place(self, attempt: str, route: Route) -> None:
-        self._fleet.place(attempt, route.engine)
-        engine, reason, inputs = route
+        engine, reason, inputs, prefill = route
+        self._fleet.place(attempt, engine, prefill)
+        if prefill is not None:
+            inputs = {"prefill": prefill, **inputs}
         self._recorder.emit("route", attempt=attempt, engine=engine, reason=reason, **inputs)
 
     def _tell_hosts(self, changed: EngineEntry) -> None:
@@ -236,7 +238,10 @@ class Dispatcher:
         elif message.attempt not in seat.playing:
             pass  # said by a host after it was taken for dead
         elif isinstance(message, Moved):
-            self._place(message.attempt, message.route)
+            lease = self._leases[message.attempt]
+            if message.number > lease.moved:
+                lease.moved = message.number
+                self._place(lease.id, message.route)
         else:
             message.host = seat.number
             self._end(message)
