@@ -90,8 +90,8 @@ Action = Callable[[float], None]
 class Replay:
     decider: Decider
     state: ClusterState = field(default_factory=ClusterState)
-    stopwatch: Callable[[], float] = lambda: 0.0
-    """Seconds; only for the latency of decisions. Without one they are all 0 and a replay is the same every time."""
+    stopwatch: Callable[[], float] = float
+    """Seconds, for the latency of decisions; `float` says 0 every time, so that a replay is always the same."""
     outcome: ReplayResult = field(default_factory=ReplayResult)
     events: list[tuple[float, int, bool, Action]] = field(default_factory=list)
     """Time, number, whether the replay has to go on for it (not for a `Periodic` look), what to do."""

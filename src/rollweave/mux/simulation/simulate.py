@@ -50,12 +50,8 @@ def make_scenario(
     return TraceScenario(trace, workload, failures, host_gb=host_gb or math.inf, phases=phases)
 
 
-def no_time() -> float:
-    return 0.0
-
-
 def simulate(
-    scenario: TraceScenario, policy: str | MuxPolicy, seed: int, stopwatch: Callable[[], float] = no_time
+    scenario: TraceScenario, policy: str | MuxPolicy, seed: int, stopwatch: Callable[[], float] = float
 ) -> ReplayResult:
     """Replay under a policy: one that has a name, or one with switches of your own choice."""
     chosen = setup(policy, seed)
