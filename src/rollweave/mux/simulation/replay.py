@@ -162,7 +162,7 @@ class Replay:
         if job is None:
             return  # not here yet, or done already: nothing to kill
         kept = replace(job, done=math.floor(job.done_at(now)), pace=0.0)
-        self._decide("fail", job.id, now, lambda: self.decider.fail(self.state, job.id, now))
+        self._decide("fail", job.id, now, lambda: self.decider.depart(self.state, job.id, now, "failed"))
         self._at(failure.resubmitted_s, partial(self._arrive, kept))
         self._retry(now)
 
