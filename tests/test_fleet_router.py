@@ -7,8 +7,13 @@ from random import Random
 import pytest
 
 from fleets import fleet_of
-from rollweave.fleet.fleet import Fleet, FleetView
-from rollweave.fleet.router import RouteAsk, choose, surplus
+from rollweave.clock import Clock, run_virtual
+from rollweave.engines.protocol import Sampling
+from rollweave.fleet.fleet import EngineEntry, Fleet, FleetView
+from rollweave.fleet.router import Route, RouteAsk, choose, surplus
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.link import Lease, Moved, Packet
+from rollweave.tasks import Task
 
 TASKS = [("a",), ("b",), ("a",), ("b",), ("a",), ()]
 OPEN_TO = {"a": [0, 2, 4], "b": [1, 3], "c": [5]}
@@ -92,3 +97,58 @@ def test_the_driver_counts_the_trajectories_of_all_hosts() -> None:
     fleet.leave("2")
     fleet.leave("3")
     assert not any(fleet.view.held.values())
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_moves_of_a_trajectory_the_driver_believes_the_later(order: tuple[int, int]) -> None:
+    """A packet that was lost is said again after the next one."""
+
+    async def main(clock: Clock) -> str:
+        fleet = fleet_of([None] * 3)
+        dispatcher = Dispatcher(fleet)
+        link = dispatcher.attach(lambda packet: None, 1)
+        dispatcher.submit([Lease("a", 0, 0, 0, Task("a", "t", 0), 0, Sampling(), 0)], lambda lease, report: None)
+        moves = [Moved("a", Route(name(number + 1), "moved", {}), number) for number in range(2)]
+        for number in order:
+            link.receive(Packet({f"moved.{number}": moves[number]}))
+        link.close()
+        (engine,) = [id for id, held in fleet.view.held.items() if held]
+        return engine
+
+    assert run_virtual(main) == name(2)
+
+
+def split_fleet(prefill: int = 2, decode: int = 2) -> Fleet:
+    fleet = Fleet()
+    for role, count in (("prefill", prefill), ("decode", decode), ("rollout", 1)):
+        for number in range(count):
+            tasks = ("alone",) if role == "rollout" else ()
+            fleet.join(EngineEntry(f"{role}-{number}/1", None, role=role, tasks=tasks))  # type: ignore[arg-type]
+    return fleet
+
+
+def test_a_decode_engine_gets_the_prefill_engine_that_computes_for_the_fewest() -> None:
+    fleet, places = split_fleet(), list[tuple[str, str | None]]()
+    for number in range(4):
+        route = choose(RouteAsk(str(number), "any"), fleet.view)
+        assert route is not None and route.inputs["prefill_open"] == 2
+        fleet.place(str(number), route.engine, route.prefill)
+        places.append((route.engine, route.prefill))
+    assert places == [("decode-0/1", "prefill-0/1"), ("decode-1/1", "prefill-1/1")] * 2
+    alone = choose(RouteAsk("4", "alone"), fleet.view)
+    assert alone is not None and (alone.engine, alone.prefill) == ("rollout-0/1", None)
+    fleet.leave("1")
+    assert fleet.view.held["prefill-1/1"] == 1
+    moved = choose(RouteAsk("0", "any"), fleet.view, "moved", prefill="prefill-0/1")
+    assert moved is not None and moved.prefill == "prefill-0/1"  # it has the trajectory's cache
+
+
+def test_when_a_prefill_engine_is_lost_its_trajectories_still_count_on_their_decode_engines() -> None:
+    fleet = split_fleet(prefill=1, decode=1)
+    fleet.place("0", "decode-0/1", "prefill-0/1")
+    fleet.lose("prefill-0/1", "killed")
+    assert fleet.view.held == {"decode-0/1": 1}
+    route = choose(RouteAsk("1", "any"), fleet.view)
+    assert route is not None and route.prefill is None  # it computes the contexts itself
+    fleet.leave("0")
+    assert fleet.view.held["decode-0/1"] == 0

@@ -39,7 +39,6 @@ class DaemonPermits:
     folder: StateFolder
     job: str
     life: int
-    shared: bool = True
     epoch: int | None = None
     cores: tuple[int, ...] = ()
     """The core of each node of the permit."""
