@@ -80,7 +80,7 @@ def test_a_failed_job_leaves_at_once_and_comes_back_with_its_progress() -> None:
     state = two_half_empty_groups(ROLLMUX)
     scheduler = Scheduler()
     done = state.jobs["a"].done_at(20_000.0)
-    scheduler.apply(state, scheduler.fail(state, "a", 20_000.0), 20_000.0)
+    scheduler.apply(state, scheduler.depart(state, "a", 20_000.0, "failed"), 20_000.0)
     assert "a" not in state.jobs and state.jobs["b"].pace == 200
     again = MuxJob("a", JobProfile(100, 100), 1.3, 400, done=float(int(done)))
     scheduler.apply(state, scheduler.arrive(state, again, 25_000.0), 25_000.0, again)

@@ -65,7 +65,7 @@ class Storm:
     def _fail(self) -> None:
         job = self.state.jobs[self.draw.choice(sorted(self.state.jobs))]
         kept = MuxJob(f"{job.id}'", job.profile, job.slo, job.n_iters, done=float(int(job.done_at(self.now))))
-        self._do(self.scheduler.fail(self.state, job.id, self.now))
+        self._do(self.scheduler.depart(self.state, job.id, self.now, "failed"))
         if kept.done < kept.n_iters:
             heapq.heappush(self.again, (self.now + 2000, kept))
 

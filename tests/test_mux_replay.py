@@ -355,6 +355,13 @@ def test_host_memory_of_zero_is_enough_for_all_and_little_of_it_costs_money(trac
     assert enough == plenty < little
 
 
+@pytest.mark.parametrize("policy", ["rollmux", "solo-d"])
+def test_a_node_that_could_not_hold_a_job_alone_is_refused_with_what_it_needs(trace_file: Path, policy: str) -> None:
+    answer = CliRunner().invoke(app, ["simulate", "--trace", str(trace_file), "--policy", policy, "--host-gb", "500"])
+    assert isinstance(answer.exception, ConfigError)
+    assert "keeps 520.4 GB on each of its nodes; give a node at least as much" in str(answer.exception)
+
+
 @pytest.mark.parametrize("size", [0.0, -1.0, math.nan])
 def test_a_node_without_memory_is_no_scenario(size: float) -> None:
     with pytest.raises(ConfigError, match="host memory of a node must be above 0"):

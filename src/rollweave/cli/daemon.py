@@ -61,9 +61,10 @@ def start(
         nodes = ["--rollout-nodes", str(rollout_nodes), "--train-nodes", str(train_nodes)]
         _detach(folder, [*options, *nodes])
         return
-    from rollweave.mux.daemon.daemon import DaemonSettings, run_daemon
+    from rollweave.mux.daemon.daemon import run_daemon
+    from rollweave.mux.model.policy import policy as policy_named
 
-    run_daemon(folder, DaemonSettings(host, port, rollout_nodes, train_nodes, policy))
+    run_daemon(folder, host, port, rollout_nodes, train_nodes, policy_named(policy))
 
 
 @app.command()

@@ -22,11 +22,8 @@ class Plain:
     def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan:
         return own_group(state, job)
 
-    def depart(self, state: ClusterState, job: str, now: float) -> Plan:
-        return Plan((PlanStep("leave", job, state.home[job], "finished"),))
-
-    def fail(self, state: ClusterState, job: str, now: float) -> Plan:
-        return Plan((PlanStep("leave", job, state.home[job], "failed"),))
+    def depart(self, state: ClusterState, job: str, now: float, why: str = "finished") -> Plan:
+        return Plan((PlanStep("leave", job, state.home[job], why),))
 
     def observe(self, state: ClusterState, job: str, t_roll: float, t_train: float, now: float) -> Plan:
         return Plan()

@@ -38,30 +38,19 @@ class Client:
         return self._call("POST", path, body or {})
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        address = self.folder.address()
-        # Plain HTTP: there are no certificates, and loading some takes a tenth of a second.
-        options: dict[str, Any] = {"timeout": TIMEOUT, "trust_env": False, "verify": False}
-        headers = {"Authorization": f"Bearer {self._token()}"}
+        connection = self.folder.connection(TIMEOUT)
         try:
-            with httpx2.Client(base_url=address["url"], headers=headers, **options) as client:
+            with httpx2.Client(**connection) as client:
                 answer = client.request(method, path, json=body)
         except httpx2.TransportError as error:
             raise NoDaemon(
-                f"the daemon of {self.folder.path} does not answer at {address['url']} ({type(error).__name__}): "
-                f"start it again with `rollweave daemon start --state {self.folder.path}` (its jobs are not lost); "
-                f"what it said last is in {self.folder.log}"
+                f"the daemon of {self.folder.path} does not answer at {connection['base_url']} "
+                f"({type(error).__name__}): start it again with `rollweave daemon start --state {self.folder.path}` "
+                f"(its jobs are not lost); what it said last is in {self.folder.log}"
             ) from None
         if answer.status_code >= 400:
             raise DaemonError(_words(answer))
         return answer.json()
-
-    def _token(self) -> str:
-        try:
-            return self.folder.token.read_text().strip()
-        except OSError as error:
-            raise NoDaemon(
-                f"{self.folder.token}: cannot be read ({error.strerror}); name the daemon's --state"
-            ) from None
 
 
 def _words(answer: httpx2.Response) -> str:

@@ -13,7 +13,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -27,7 +26,7 @@ from rollweave.mux.daemon.records import JobRecord, forget_ending, how_it_ended
 from rollweave.mux.daemon.server import Desk, make_app
 from rollweave.mux.daemon.store import StateFolder, Store
 from rollweave.mux.decisions.scheduler import Scheduler
-from rollweave.mux.model.policy import policy
+from rollweave.mux.model.policy import MuxPolicy
 from rollweave.runtimes import machine
 from rollweave.runtimes.machine import Process
 
@@ -42,29 +41,18 @@ class AddressTaken(RollweaveError):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonSettings:
-    """The options of `rollweave daemon start`."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    rollout_nodes: int = 1
-    train_nodes: int = 1
-    policy: str = "default"
-
-
-def run_daemon(folder: StateFolder, settings: DaemonSettings) -> None:
+def run_daemon(
+    folder: StateFolder, host: str, port: int, rollout_nodes: int, train_nodes: int, policy: MuxPolicy
+) -> None:
     """Serve until told to stop."""
     with machine.only_one(folder.path):
         token = machine.read_or_make_token(folder.token)
-        admission = Admission(
-            Scheduler(policy(settings.policy)), settings.rollout_nodes, settings.train_nodes, machine.host_gb()
-        )
+        admission = Admission(Scheduler(policy), rollout_nodes, train_nodes, machine.host_gb())
         store = Store(folder.database)
         controller = Controller(store, admission, machine.wall_time)
         for sentence in controller.set_aside.values():
             print(sentence, flush=True)
-        with _listening(settings) as listener, closing(store):
+        with _listening(host, port) as listener, closing(store):
             try:
                 run_wall(lambda clock: Daemon(controller, folder, clock).run(listener, token))
             except BaseExceptionGroup as group:
@@ -183,13 +171,12 @@ def _command(record: JobRecord, folder: Path) -> list[str]:
 
 
 @contextmanager
-def _listening(settings: DaemonSettings) -> Iterator[socket.socket]:
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
-        listener = socket.create_server((settings.host, settings.port))
+        listener = socket.create_server((host, port))
     except OSError as error:
         raise AddressTaken(
-            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); choose another --port, or 0 for any "
-            "free one"
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --port, or 0 for any free one"
         ) from None
     with listener:
         yield listener

@@ -84,7 +84,7 @@ class DaemonPermits:
         """Ask until `done` accepts the answer."""
         for number in count():
             try:
-                async with httpx2.AsyncClient(**self._call()) as client:
+                async with httpx2.AsyncClient(**self.folder.connection(POLL_SECONDS + 10)) as client:
                     answer = await client.post(f"/jobs/{self.job}/{what}", json=message)
                 self._check(answer)
                 if done(answer):
@@ -100,7 +100,7 @@ class DaemonPermits:
         """As `_until`, where there is no event loop."""
         for number in count():
             try:
-                with httpx2.Client(**self._call()) as client:
+                with httpx2.Client(**self.folder.connection(POLL_SECONDS + 10)) as client:
                     answer = client.post(f"/jobs/{self.job}/{what}", json=message)
                 self._check(answer)
                 if done(answer):
@@ -124,17 +124,6 @@ class DaemonPermits:
 
     def _about_permit(self, keep: int = 1) -> dict[str, Any]:
         return {"life": self.life, "epoch": self.epoch, "keep": keep}
-
-    def _call(self) -> dict[str, Any]:
-        """The address is read for each call: a daemon that came back may listen elsewhere."""
-        token = self.folder.token.read_text().strip()
-        return {
-            "base_url": self.folder.address()["url"],
-            "headers": {"Authorization": f"Bearer {token}"},
-            "timeout": POLL_SECONDS + 10.0,
-            "trust_env": False,
-            "verify": False,  # plain HTTP on this machine; loading certificates would take longer than a warm start
-        }
 
     def _granted(self, answer: httpx2.Response) -> bool:
         permit = answer.json()["permit"]

@@ -164,6 +164,17 @@ class StateFolder:
         partial.write_text(json.dumps({"url": url, "pid": os.getpid()}))
         os.replace(partial, self.address_file)
 
+    def connection(self, timeout: float) -> dict[str, Any]:
+        """How an HTTP client reaches the daemon. It is read for each call, because a daemon that came back may listen
+        elsewhere. Certificates are not loaded: plain HTTP needs none, and that would take longer than a warm start."""
+        url = self.address()["url"]
+        try:
+            token = self.token.read_text().strip()
+        except OSError as error:
+            raise NoDaemon(f"{self.token}: cannot be read ({error.strerror}); name the daemon's --state") from None
+        headers = {"Authorization": f"Bearer {token}"}
+        return {"base_url": url, "headers": headers, "timeout": timeout, "trust_env": False, "verify": False}
+
     def address(self) -> dict[str, Any]:
         try:
             found: dict[str, Any] = json.loads(self.address_file.read_text())

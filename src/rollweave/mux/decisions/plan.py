@@ -6,7 +6,7 @@ after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -108,7 +108,7 @@ def apply(state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None =
         for name in state.groups[number].jobs:
             state.jobs[name].settle(now)
     for step in plan.steps:
-        HANDLERS[step.kind](state, step, now, arriving)
+        _carry_out(state, step, now, arriving)
     for number in touched & state.groups.keys():
         _set_paces(state, state.groups[number])
 
@@ -119,17 +119,27 @@ def _set_paces(state: ClusterState, group: CoGroup) -> None:
             state.jobs[name].pace = pace
 
 
-def _place(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
-    assert arriving is not None and arriving.id == step.job, f"{step.job} is placed, but it is not the arriving job"
-    arriving.promise(now)
-    state.jobs[step.job] = arriving
-    _pin(state, step)
-
-
-def _move(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
-    state.jobs[step.job].pause(now)
-    _detach(state, step.job)
-    _pin(state, step)
+def _carry_out(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
+    match step.kind:
+        case "open" | "place":
+            assert arriving is not None and arriving.id == step.job, f"{step.job} is placed, but did not arrive"
+            arriving.promise(now)
+            state.jobs[step.job] = arriving
+            _pin(state, step)
+        case "move":
+            state.jobs[step.job].pause(now)
+            _detach(state, step.job)
+            _pin(state, step)
+        case "leave" | "resubmit" | "reserve":
+            _detach(state, step.job, keep_phases=step.kind == "reserve")
+            del state.jobs[step.job]
+        case "arrange":
+            group = state.groups[step.group]
+            group.mode, group.order = step.mode, step.order
+        case "retime":
+            job, group = state.jobs[step.job], state.group_of(step.job)
+            job.profile = job.profile.with_times(step.t_roll, step.t_train)
+            group.retime(step.job, phases_at(job.profile, group.width))
 
 
 def _pin(state: ClusterState, step: PlanStep) -> None:
@@ -144,58 +154,16 @@ def _pin(state: ClusterState, step: PlanStep) -> None:
     state.home[step.job] = step.group
 
 
-def _detach(state: ClusterState, job: str) -> None:
+def _detach(state: ClusterState, job: str, keep_phases: bool = False) -> None:
     """Take the job out of its group. Nodes and groups without jobs go back to their pools."""
     group = state.groups[state.home.pop(job)]
     before = group.nodes
-    group.remove(job)
-    _release(state, group, before)
-
-
-def _release(state: ClusterState, group: CoGroup, before: tuple[int, ...]) -> None:
-    state.rollout.give_back(tuple(node for node in before if node not in group.nodes))
+    if keep_phases:
+        group.reserve(job)
+    else:
+        group.remove(job)
+    kept = group.nodes
+    state.rollout.give_back(tuple(node for node in before if node not in kept))
     if group.size == 0:
         state.train.give_back(group.train_nodes)
         del state.groups[group.id]
-
-
-def _leave(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
-    _detach(state, step.job)
-    del state.jobs[step.job]
-
-
-def _reserve(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
-    """The job leaves, and its phases stay reserved."""
-    group = state.groups[step.group]
-    before = group.nodes
-    group.reserve(step.job)
-    del state.home[step.job], state.jobs[step.job]
-    _release(state, group, before)
-
-
-def _arrange(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
-    group = state.groups[step.group]
-    group.mode, group.order = step.mode, step.order
-
-
-def _retime(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
-    job, group = state.jobs[step.job], state.group_of(step.job)
-    job.profile = job.profile.with_times(step.t_roll, step.t_train)
-    group.retime(step.job, phases_at(job.profile, group.width))
-
-
-def _wait(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:
-    """`wait` changes nothing."""
-
-
-HANDLERS: dict[str, Callable[[ClusterState, PlanStep, float, MuxJob | None], None]] = {
-    "open": _place,
-    "place": _place,
-    "move": _move,
-    "leave": _leave,
-    "resubmit": _leave,
-    "reserve": _reserve,
-    "arrange": _arrange,
-    "retime": _retime,
-    "wait": _wait,
-}

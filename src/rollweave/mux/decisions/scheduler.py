@@ -22,8 +22,7 @@ class Decider(Protocol):
     """What a policy has to answer; `Scheduler` does, and so does every baseline."""
 
     def arrive(self, state: ClusterState, job: MuxJob, now: float) -> Plan: ...
-    def depart(self, state: ClusterState, job: str, now: float) -> Plan: ...
-    def fail(self, state: ClusterState, job: str, now: float) -> Plan: ...
+    def depart(self, state: ClusterState, job: str, now: float, why: str = "finished") -> Plan: ...
     def observe(self, state: ClusterState, job: str, t_roll: float, t_train: float, now: float) -> Plan: ...
     def apply(self, state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None = None) -> None: ...
 
@@ -48,13 +47,14 @@ class Scheduler:
         # Jobs of other groups may move into the new group.
         return plan + plan_consolidation(try_plan(state, plan, now, job), 0, now, self.policy)
 
-    def depart(self, state: ClusterState, job: str, now: float) -> Plan:
-        """A job has finished (or was cancelled): it leaves, and small groups may be consolidated."""
-        return self._remove(state, job, now, "finished")
-
-    def fail(self, state: ClusterState, job: str, now: float) -> Plan:
-        """A job crashed: it is removed at once, and the others go on. A resubmission is a new arrival."""
-        return self._remove(state, job, now, "failed")
+    def depart(self, state: ClusterState, job: str, now: float, why: str = "finished") -> Plan:
+        """A job has finished, failed or was cancelled: it leaves at once, and small groups may be consolidated. A job
+        that comes back is a new arrival."""
+        group = state.home[job]
+        plan = plan_departure(state, job, now, self.policy, why)
+        if not self.policy.consolidation:
+            return plan
+        return plan + plan_consolidation(try_plan(state, plan, now), group, now, self.policy)
 
     def observe(self, state: ClusterState, job: str, t_roll: float, t_train: float, now: float) -> Plan:
         """React to the real phase times of a finished iteration. The plan is mostly empty.
@@ -69,10 +69,3 @@ class Scheduler:
         if plan:
             check_plan(state, plan, now, self.policy, arriving)
             apply(state, plan, now, arriving)
-
-    def _remove(self, state: ClusterState, job: str, now: float, why: str) -> Plan:
-        group = state.home[job]
-        plan = plan_departure(state, job, now, self.policy, why)
-        if not self.policy.consolidation:
-            return plan
-        return plan + plan_consolidation(try_plan(state, plan, now), group, now, self.policy)

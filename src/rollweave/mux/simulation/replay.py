@@ -90,8 +90,8 @@ Action = Callable[[float], None]
 class Replay:
     decider: Decider
     state: ClusterState = field(default_factory=ClusterState)
-    stopwatch: Callable[[], float] = lambda: 0.0
-    """Seconds; only for the latency of decisions. Without one they are all 0 and a replay is the same every time."""
+    stopwatch: Callable[[], float] = float
+    """Seconds, for the latency of decisions; `float` says 0 every time, so that a replay is always the same."""
     outcome: ReplayResult = field(default_factory=ReplayResult)
     events: list[tuple[float, int, bool, Action]] = field(default_factory=list)
     """Time, number, whether the replay has to go on for it (not for a `Periodic` look), what to do."""
@@ -162,7 +162,7 @@ class Replay:
         if job is None:
             return  # not here yet, or done already: nothing to kill
         kept = replace(job, done=math.floor(job.done_at(now)), pace=0.0)
-        self._decide("fail", job.id, now, lambda: self.decider.fail(self.state, job.id, now))
+        self._decide("fail", job.id, now, lambda: self.decider.depart(self.state, job.id, now, "failed"))
         self._at(failure.resubmitted_s, partial(self._arrive, kept))
         self._retry(now)
 

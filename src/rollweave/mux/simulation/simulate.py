@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from rollweave.errors import ConfigError
 from rollweave.mux.baselines.bound import lower_bound
 from rollweave.mux.baselines.setups import setup
+from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.policy import MuxPolicy
 from rollweave.mux.simulation.jobs import JobMix, draw_jobs
 from rollweave.mux.simulation.phases import PhaseReplay
@@ -50,21 +51,27 @@ def make_scenario(
     return TraceScenario(trace, workload, failures, host_gb=host_gb or math.inf, phases=phases)
 
 
-def no_time() -> float:
-    return 0.0
-
-
 def simulate(
-    scenario: TraceScenario, policy: str | MuxPolicy, seed: int, stopwatch: Callable[[], float] = no_time
+    scenario: TraceScenario, policy: str | MuxPolicy, seed: int, stopwatch: Callable[[], float] = float
 ) -> ReplayResult:
     """Replay under a policy: one that has a name, or one with switches of your own choice."""
     chosen = setup(policy, seed)
     for pool in (chosen.state.rollout, chosen.state.train):
         pool.limit, pool.host_gb = scenario.limit, scenario.host_gb
     jobs = [chosen.prepare(job) for job in draw_jobs(scenario.trace, scenario.workload, seed)]
+    _check_memory(jobs, scenario.host_gb)
     arrivals = [(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)]
     replay = (PhaseReplay if scenario.phases else Replay)(chosen.decider, chosen.state, stopwatch)
     return replay.run(arrivals, draw_failures(scenario, seed))
+
+
+def _check_memory(jobs: Sequence[MuxJob], host_gb: float) -> None:
+    """Refuse a job that no node could hold, even alone."""
+    needed, job = max((max(job.profile.mem_roll, job.profile.mem_train), job.id) for job in jobs)
+    if needed > host_gb:
+        raise ConfigError(
+            f"host_gb={host_gb:g}: job {job} keeps {needed:g} GB on each of its nodes; give a node at least as much"
+        )
 
 
 def bound(scenario: TraceScenario, seed: int) -> float:
