@@ -9,7 +9,7 @@ import pytest
 from fleets import fleet_of
 from rollweave.clock import Clock, run_virtual
 from rollweave.engines.protocol import Sampling
-from rollweave.fleet.fleet import Fleet, FleetView
+from rollweave.fleet.fleet import EngineEntry, Fleet, FleetView
 from rollweave.fleet.router import Route, RouteAsk, choose, surplus
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import Lease, Moved, Packet
@@ -116,3 +116,39 @@ def test_of_two_moves_of_a_trajectory_the_driver_believes_the_later(order: tuple
         return engine
 
     assert run_virtual(main) == name(2)
+
+
+def split_fleet(prefill: int = 2, decode: int = 2) -> Fleet:
+    fleet = Fleet()
+    for role, count in (("prefill", prefill), ("decode", decode), ("rollout", 1)):
+        for number in range(count):
+            tasks = ("alone",) if role == "rollout" else ()
+            fleet.join(EngineEntry(f"{role}-{number}/1", None, role=role, tasks=tasks))  # type: ignore[arg-type]
+    return fleet
+
+
+def test_a_decode_engine_gets_the_prefill_engine_that_computes_for_the_fewest() -> None:
+    fleet, places = split_fleet(), list[tuple[str, str | None]]()
+    for number in range(4):
+        route = choose(RouteAsk(str(number), "any"), fleet.view)
+        assert route is not None and route.inputs["prefill_open"] == 2
+        fleet.place(str(number), route.engine, route.prefill)
+        places.append((route.engine, route.prefill))
+    assert places == [("decode-0/1", "prefill-0/1"), ("decode-1/1", "prefill-1/1")] * 2
+    alone = choose(RouteAsk("4", "alone"), fleet.view)
+    assert alone is not None and (alone.engine, alone.prefill) == ("rollout-0/1", None)
+    fleet.leave("1")
+    assert fleet.view.held["prefill-1/1"] == 1
+    moved = choose(RouteAsk("0", "any"), fleet.view, "moved", prefill="prefill-0/1")
+    assert moved is not None and moved.prefill == "prefill-0/1"  # it has the trajectory's cache
+
+
+def test_when_a_prefill_engine_is_lost_its_trajectories_still_count_on_their_decode_engines() -> None:
+    fleet = split_fleet(prefill=1, decode=1)
+    fleet.place("0", "decode-0/1", "prefill-0/1")
+    fleet.lose("prefill-0/1", "killed")
+    assert fleet.view.held == {"decode-0/1": 1}
+    route = choose(RouteAsk("1", "any"), fleet.view)
+    assert route is not None and route.prefill is None  # it computes the contexts itself
+    fleet.leave("0")
+    assert fleet.view.held["decode-0/1"] == 0

@@ -18,8 +18,12 @@ from rollweave.config.hardware import DEVICES, Constants
 from rollweave.config.models import MODELS
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.errors import EngineGone
+from rollweave.fleet.fleet import EngineEntry, Fleet
+from rollweave.fleet.proxy import LLMProxy
+from rollweave.fleet.router import RouteAsk
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.hardware.engine import GpuEngine
+from rollweave.simulation.hardware.prefill import PrefillEngine
 from rollweave.trajectory import TokenIds, repeat_item
 
 MODEL = MODELS["qwen3-8b"]
@@ -331,3 +335,68 @@ def test_the_first_step_after_a_pause_takes_longer() -> None:
 
     awake, woken = (run_virtual(lambda clock, each=each: main(clock, each)) for each in (costs(), slow))
     assert woken == pytest.approx([each + 0.5 for each in awake]), "once per pause, not per request"
+
+
+# ------------------------------------------------------------------------------------------ prefill engines
+
+
+def split(clock: Clock) -> tuple[PrefillEngine, GpuEngine, LLMProxy]:
+    """A prefill and a decode engine, and a host's way to them."""
+    prefill, decode, fleet = PrefillEngine(clock, costs(), number=0), gpu_engine(clock, costs(), number=1), Fleet()
+    fleet.join(EngineEntry("prefill", prefill, role="prefill"))
+    fleet.join(EngineEntry("decode", decode, role="decode"))
+    proxy = LLMProxy(clock, fleet.update())
+    proxy.begin(RouteAsk("a", "any"), "decode", "prefill")
+    return prefill, decode, proxy
+
+
+def test_a_prefill_engine_computes_what_is_new_and_hands_it_over() -> None:
+    async def main(clock: Clock) -> None:
+        prefill, decode, proxy = split(clock)
+        model = costs()
+        await proxy.generate(request("a#0", 4000, 10, "a"))
+        first = clock.now()
+        assert prefill.counters.prefilled_tokens == 4000 and decode.counters.prefilled_tokens == 0
+        assert first > model.recompute(4000, pairs(4000, 4000)) + model.handover(4000)
+        await proxy.generate(request("a#1", 4500, 10, "a"))
+        assert prefill.counters.prefilled_tokens == 4500
+        assert clock.now() - first < first
+        proxy.release("a")
+        await proxy.generate(request("a#2", 4500, 10, "a"))
+        assert decode.counters.prefilled_tokens + prefill.counters.prefilled_tokens == 9000
+
+    run_virtual(main)
+
+
+def test_an_answer_that_is_given_up_while_its_context_is_computed_ends_at_once() -> None:
+    async def main(clock: Clock) -> None:
+        _, decode, proxy = split(clock)
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(proxy.generate(request("a#0", 30_000, 10_000, "a")))
+            await clock.sleep(0.1)
+            proxy.abort("a")
+            assert (await asked).finish == "aborted"
+        assert clock.now() == pytest.approx(0.1) and decode.counters.sampled_tokens == 0
+
+    run_virtual(main)
+
+
+def test_a_prefill_engine_stands_still_between_two_contexts_and_computes_again_under_new_weights() -> None:
+    async def main(clock: Clock) -> None:
+        prefill, _, proxy = split(clock)
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(proxy.generate(request("a#0", 4000, 10, "a")))
+            await clock.sleep(0.01)
+            await prefill.suspend()
+            assert clock.now() == pytest.approx(costs().recompute(4000, pairs(4000, 4000)))
+            await prefill.prepare(1)
+            await prefill.commit(1)
+            later = tasks.create_task(proxy.generate(request("b#0", 100, 10, "b")))
+            await clock.sleep(100.0)
+            assert asked.done() and not later.done()
+            await prefill.resume()
+        await proxy.generate(request("a#1", 4500, 10, "a"))
+        stats = await prefill.stats()
+        assert (stats.prefilled_tokens, stats.recomputed_tokens, stats.version) == (4600, 4000, 1)
+
+    run_virtual(main)

@@ -9,6 +9,7 @@ import pytest
 
 from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
+from rollweave.observability.events import Event
 from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.simulate import scenario, simulate
 
@@ -204,6 +205,38 @@ def test_prefill_and_decode_workers_share_a_rollout() -> None:
     assert split.pool("prefill").busy_share > 0 < split.pool("decode").busy_share
     assert split.rollout_seconds < together.rollout_seconds
     assert split.turns == together.turns
+
+
+def split_pools(*prefill: str) -> dict[str, Any]:
+    return {
+        "pools": [
+            *({"name": name, "device": "H800", "count": 1, "role": "prefill"} for name in prefill),
+            {"name": "decode", "device": "H20", "count": 2, "role": "decode"},
+            {"name": "train", "device": "H800", "count": 8, "role": "train"},
+        ]
+    }
+
+
+def test_the_router_says_which_prefill_engine_a_trajectory_has_and_who_takes_over_when_it_dies() -> None:
+    events = list[Event]()
+    outcome = simulate(
+        make(
+            {"preset": "frozen-lake"},
+            {"type": "rollart", "alpha": 0},
+            cluster=split_pools("one", "other"),
+            outages=[{"engine": 0, "at": 5.0, "seconds": 1000.0}, {"engine": 3, "at": 40.0, "seconds": 10.0}],
+        ),
+        sinks=[events.append],
+    )
+    routes = [event.data for event in events if event.name == "route"]
+    first = {route["attempt"]: route for route in reversed(routes)}
+    assert {route["prefill"] for route in first.values()} == {"one-0/1", "other-0/1"}
+    changed = [route for route in routes if route["reason"] == "its prefill engine is not open"]
+    assert changed and all(route["prefill"] == "other-0/1" for route in changed)
+    assert all(first[route["attempt"]]["engine"] == route["engine"] for route in changed)
+    wasted = total(outcome, *(key for key in outcome.rows[0] if key.startswith("tokens/wasted/")))
+    trained, in_flight = total(outcome, "tokens/trained"), number(outcome, -1, "tokens/in_flight")
+    assert total(outcome, "tokens/generated") == trained + wasted + in_flight
 
 
 def test_colocated_devices_take_turns() -> None:

@@ -54,6 +54,9 @@ class Request:
     """The task's domain; routing looks at it."""
     begun: tuple[Span, ...] = ()
     """What another engine has sampled of the answer already: the request was moved, and goes on from there."""
+    decode_on: str | None = None
+    """The id of the engine that answers it, if a prefill engine computes its context. That one is asked first, and
+    answers without tokens once the other has the KV cache."""
 
 
 @dataclass(slots=True)

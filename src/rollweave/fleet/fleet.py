@@ -31,6 +31,9 @@ EngineId = str
 
 EngineState = Literal["starting", "serving", "draining", "gone"]
 
+EngineRole = Literal["rollout", "prefill", "decode"]
+"""`prefill`: it computes contexts for engines that `decode`, and answers no request itself."""
+
 STALE_ENTRIES = 8
 """Per engine, before a line is made anew."""
 
@@ -44,6 +47,7 @@ class EngineInfo(NamedTuple):
     """Tasks whose trajectories prefer it; none: it takes any."""
     address: Any
     """Inline the engine itself, on Ray its worker."""
+    role: EngineRole = "rollout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,8 @@ class FleetView:
         """By task; "": for tasks that no open engine names."""
         self._gone: set[EngineId] = set()
         """Engines that failed a call, until the driver knows it too."""
+        self.open_prefill: list[EngineId] = []
+        """Open engines of role `prefill`, in order of joining."""
         if update is not None:
             self.update(update)
 
@@ -105,6 +111,10 @@ class FleetView:
         ones, in order of joining."""
         return self._line(task).engines
 
+    def open_to_any(self) -> list[EngineId]:
+        """All open engines that answer requests."""
+        return [id for id, engine in self.engines.items() if engine.state == "serving" and engine.role != "prefill"]
+
     def least_held(self, task: str) -> EngineId:
         """Of those, the one that holds the fewest trajectories; ties by order of joining.
 
@@ -133,14 +143,14 @@ class FleetView:
         return line
 
     def _open_to(self, task: str) -> list[EngineId]:
-        open_ones = [engine for engine in self.engines.values() if engine.state == "serving"]
+        open_ones = [self.engines[id] for id in self.open_to_any()]
         named = [engine.id for engine in open_ones if task in engine.tasks]
         unnamed = [engine.id for engine in open_ones if not engine.tasks]
         return named or unnamed or [engine.id for engine in open_ones]
 
     def _refresh(self) -> None:
-        open_ones = (engine for engine in self.engines.values() if engine.state == "serving")
-        self._named = frozenset(task for engine in open_ones for task in engine.tasks)
+        self._named = frozenset(task for id in self.open_to_any() for task in self.engines[id].tasks)
+        self.open_prefill = [id for id, engine in self.engines.items() if engine.role == "prefill" and self.is_open(id)]
         self._lines = {}
         self.held = {id: held for id, held in self.held.items() if held and id in self.engines}
 
@@ -163,6 +173,7 @@ class EngineEntry:
     device: str = ""
     tasks: tuple[str, ...] = ()
     """Tasks whose trajectories prefer it; none: it takes any."""
+    role: EngineRole = "rollout"
     state: EngineState = "starting"
     version: int = 0
     staged: int = 0
@@ -173,7 +184,8 @@ class EngineEntry:
     """What it said of itself when it was last asked."""
 
     def info(self) -> EngineInfo:
-        return EngineInfo(self.id, self.state, self.tasks, self.control if self.address is None else self.address)
+        address = self.control if self.address is None else self.address
+        return EngineInfo(self.id, self.state, self.tasks, address, self.role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +225,8 @@ class Fleet:
         """Gives a wait for an engine its name and its deadline. Set by WeightSync, as `catching_up` is."""
         self._recorder: Emitter | None = None
         self._view = FleetView()
-        self._places: dict[str, EngineId] = {}
-        """Attempt -> the engine that it was leased with or has moved to."""
+        self._places: dict[str, tuple[EngineId, EngineId | None]] = {}
+        """Attempt -> the engine that it was leased with or has moved to, and the one that computes its contexts."""
         self._left = asyncio.Event()
         """A trajectory has left an engine."""
         self._standing = 0
@@ -260,8 +272,11 @@ class Fleet:
         entry = self.entries[id]
         if entry.state == "gone":
             return
-        for attempt in [attempt for attempt, engine in self._places.items() if engine == id]:
-            self.leave(attempt)
+        for attempt, (engine, prefill) in list(self._places.items()):
+            if id in (engine, prefill):
+                self.leave(attempt)
+            if id == prefill:
+                self._hold(attempt, engine, None)
         self._tell("engine.gone", engine=id, cause=cause)
         self._change(entry, "gone")
 
@@ -311,27 +326,35 @@ class Fleet:
 
     # ------------------------------------------------------------------------------------------------ trajectories
 
-    def place(self, attempt: str, engine: EngineId) -> None:
-        """A trajectory was leased with this engine, or has moved to it."""
+    def place(self, attempt: str, engine: EngineId, prefill: EngineId | None = None) -> None:
+        """A trajectory was leased with this engine, or has moved to it; `prefill` computes its contexts."""
         if attempt in self._places:
             self.moves += 1
             self.leave(attempt)
-        entry = self.entries.get(engine)
-        if entry is not None and entry.state != "gone":
-            self._places[attempt] = engine
-            self.view.hold(engine, +1)
+        if self.is_alive(engine):
+            self._hold(attempt, engine, prefill if self.is_alive(prefill) else None)
 
     def leave(self, attempt: str) -> None:
         """The trajectory has ended, or its engine has."""
-        engine = self._places.pop(attempt, None)
-        if engine is not None:
-            self.view.hold(engine, -1)
-            self._left.set()
+        for engine in self._places.pop(attempt, ()):
+            if engine is not None:
+                self.view.hold(engine, -1)
+                self._left.set()
+
+    def is_alive(self, id: EngineId | None) -> bool:
+        """Whether an engine of this id has joined and is not gone."""
+        return id in self.entries and self.entries[id].state != "gone"
+
+    def _hold(self, attempt: str, engine: EngineId, prefill: EngineId | None) -> None:
+        self._places[attempt] = (engine, prefill)
+        self.view.hold(engine, +1)
+        if prefill is not None:
+            self.view.hold(prefill, +1)
 
     async def emptied(self, ids: Collection[EngineId]) -> None:
         """Waits until no trajectory is on these engines. A host says that one moved when its engine let go of it."""
         with self.name_wait(f"{', '.join(ids)} to hand over what they hold"):
-            while any(engine in ids for engine in self._places.values()):
+            while any(engine in ids or prefill in ids for engine, prefill in self._places.values()):
                 self._left.clear()
                 await self._left.wait()
 

@@ -5,6 +5,8 @@ gone or drains, the proxy routes it again on its own view of the fleet and tells
 of an engine that drains goes on elsewhere from what was sampled: a token is a function of the request's seed, its place
 and its context, so the answer is the one that the first engine would have given. A request on an engine that died
 begins its turn again. With no engine open, requests wait; their deadline is the turn's.
+
+If the engine only decodes, each request goes first to the prefill engine of the trajectory's route.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineClient, Request
 from rollweave.errors import EngineGone
 from rollweave.fleet.fleet import EngineId, EngineInfo, FleetUpdate, FleetView
-from rollweave.fleet.router import Route, RouteAsk, choose, surplus
+from rollweave.fleet.router import Route, RouteAsk, choose, surplus, with_prefill
 
 Connect = Callable[[EngineInfo], EngineClient]
 """How a host reaches an engine."""
@@ -38,6 +40,8 @@ class _Guest:
     ask: RouteAsk
     engine: EngineId | None = None
     client: EngineClient | None = None
+    prefill: EngineId | None = None
+    """The engine that computes its contexts; None: `engine` does it itself."""
     request: str | None = None
     """The one that is being answered."""
     moving: bool = False
@@ -59,13 +63,13 @@ class LLMProxy:
 
     # ----------------------------------------------------------------------------------------- what episodes call
 
-    def begin(self, ask: RouteAsk, engine: EngineId | None) -> None:
-        """A trajectory begins, on the engine that the driver chose; None: there was none to choose."""
+    def begin(self, ask: RouteAsk, engine: EngineId | None, prefill: EngineId | None = None) -> None:
+        """A trajectory begins, on the engines that the driver chose; None: there was none to choose."""
         guest = self._guests[ask.attempt] = _Guest(ask)
         if engine is None:
             return
-        if self._view.is_open(engine):
-            self._settle(guest, engine)
+        if self._view.is_open(engine) and (prefill is None or self._view.is_open(prefill)):
+            self._settle(guest, engine, prefill)
         else:
             self._find(guest, "its engine is not open")
 
@@ -82,7 +86,10 @@ class LLMProxy:
                     return Completion(request.id, list(request.begun), "aborted")
             guest.request = request.id
             try:
-                completion = await client.generate(request)
+                if guest.prefill is None:
+                    completion = await client.generate(request)
+                else:
+                    completion = await self._prefill_and_generate(guest, client, request)
             except EngineGone:
                 self._flee(guest)
                 continue
@@ -104,13 +111,15 @@ class LLMProxy:
         if guest.client is None:
             self._changed.set()
         elif guest.request is not None:
-            guest.client.abort(guest.request)
+            self._take_out(guest, guest.client, guest.request)
 
     def release(self, trajectory: str) -> None:
         """The trajectory has ended: forget its engine, free its cache."""
         guest = self._guests.pop(trajectory, None)
-        if guest is not None and guest.client is not None:
-            self._leave(guest)
+        if guest is not None:
+            self._set_prefill(guest, None)
+            if guest.client is not None:
+                self._leave(guest)
 
     # ------------------------------------------------------------------------------------------------ the fleet
 
@@ -142,7 +151,13 @@ class LLMProxy:
             self._move(guest)
         elif not guest.given_up and not guest.moving and guest.client is not None:
             guest.moving = True
-            guest.client.abort(guest.request)
+            self._take_out(guest, guest.client, guest.request)
+
+    def _take_out(self, guest: _Guest, client: EngineClient, request: str) -> None:
+        """Abort the request on the engine that has it; the other one of the two does not know it."""
+        client.abort(request)
+        if guest.prefill in self._clients:
+            self._clients[guest.prefill].abort(request)
 
     def _move(self, guest: _Guest) -> None:
         guest.moving = False
@@ -173,14 +188,15 @@ class LLMProxy:
         return guest.client
 
     def _find(self, guest: _Guest, moved: str) -> None:
-        route = choose(guest.ask, self._view, moved)
+        route = choose(guest.ask, self._view, moved, guest.prefill)
         if route is not None:
-            self._settle(guest, route.engine)
+            self._settle(guest, route.engine, route.prefill)
             self.on_route(guest.ask.attempt, route)
 
-    def _settle(self, guest: _Guest, engine: EngineId) -> None:
+    def _settle(self, guest: _Guest, engine: EngineId, prefill: EngineId | None) -> None:
         guest.engine, guest.client = engine, self._clients[engine]
         self._view.hold(engine, +1)
+        self._set_prefill(guest, prefill)
 
     def _leave(self, guest: _Guest) -> None:
         assert guest.engine is not None and guest.client is not None
@@ -188,6 +204,48 @@ class LLMProxy:
             self._view.hold(guest.engine, -1)
         guest.client.release(guest.ask.attempt)
         guest.engine = guest.client = None
+
+    # -------------------------------------------------------------------------------------------- prefill engines
+
+    async def _prefill_and_generate(self, guest: _Guest, client: EngineClient, request: Request) -> Completion:
+        """One engine computes the context and hands its KV cache to the other, which answers."""
+        handed_over = replace(request, decode_on=guest.engine)
+        while guest.prefill is not None:
+            if not await self._has_computed(guest.prefill, handed_over):
+                self._change_prefill(guest)
+            elif guest.moving or guest.given_up:
+                return Completion(request.id, list(request.begun), "aborted")
+            else:
+                return await client.generate(handed_over)
+        return await client.generate(request)
+
+    async def _has_computed(self, prefill: EngineId, request: Request) -> bool:
+        """Whether the prefill engine has done its part, or was told to stop; it has not if it drains or is gone."""
+        if not self._view.is_open(prefill):
+            return False
+        try:
+            await self._clients[prefill].generate(request)
+        except EngineGone:
+            self._view.note_gone(prefill)
+            self._clients.pop(prefill, None)
+            return False
+        return True
+
+    def _change_prefill(self, guest: _Guest) -> None:
+        assert guest.engine is not None
+        route = with_prefill(Route(guest.engine, "its prefill engine is not open", {}), self._view, None)
+        self._set_prefill(guest, route.prefill)
+        self.on_route(guest.ask.attempt, route)
+
+    def _set_prefill(self, guest: _Guest, prefill: EngineId | None) -> None:
+        before, guest.prefill = guest.prefill, prefill
+        if before == prefill:
+            return
+        if before is not None and before in self._view.engines:
+            self._view.hold(before, -1)
+            self._clients[before].release(guest.ask.attempt)
+        if prefill is not None:
+            self._view.hold(prefill, +1)
 
 
 def _drains(engine: EngineInfo | None) -> bool:

@@ -224,14 +224,16 @@ class Dispatcher:
             ask = RouteAsk(lease.id, lease.task.environment, lease.group if self._together else None)
             route = choose(ask, self._fleet.view)
             if route is not None:
-                lease.engine = route.engine
+                lease.engine, lease.prefill = route.engine, route.prefill
                 self._place(lease.id, route)
             seat.link.say(lease.id, lease)
 
     def _place(self, attempt: str, route: Route) -> None:
-        self._fleet.place(attempt, route.engine)
+        engine, reason, inputs, prefill = route
+        self._fleet.place(attempt, engine, prefill)
+        if prefill is not None:
+            inputs = {"prefill": prefill, **inputs}
         if self.recorder is not None:
-            engine, reason, inputs = route
             self.recorder.emit("route", attempt=attempt, engine=engine, reason=reason, **inputs)
 
     def _tell_hosts(self, changed: EngineEntry) -> None:

@@ -129,6 +129,8 @@ class Lease:
     """Where the trajectory is routed to; filled in when the lease is handed to a host. None: no engine was open."""
     moved: int = -1
     """The latest of its host's moves that the driver has heard of."""
+    prefill: EngineId | None = None
+    """The engine that computes its contexts, if `engine` only decodes."""
 
 
 @dataclass(frozen=True, slots=True)

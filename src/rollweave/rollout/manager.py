@@ -159,7 +159,8 @@ class EnvManager:
         """The report of how it ended. Its rewards are in it if they take no time, and in the barrier mode `sync`."""
         reward_failed, awaited = False, tuple[str, ...]()
         group = None if self.stage.prompt_replication else self.lease.group
-        self.stage.proxy.begin(RouteAsk(self.lease.id, self.lease.task.environment, group), self.lease.engine)
+        ask = RouteAsk(self.lease.id, self.lease.task.environment, group)
+        self.stage.proxy.begin(ask, self.lease.engine, self.lease.prefill)
         try:
             await self._play_episode()
         except (EpisodeCancelled, DeadlineExceeded, EnvironmentFailed) as error:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Engine
-from rollweave.fleet.fleet import EngineEntry, Fleet
+from rollweave.fleet.fleet import EngineEntry, EngineId, Fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +36,33 @@ class MortalEngine(Engine, Protocol):
         ...
 
 
+Enter = Callable[[EngineId, MortalEngine], EngineEntry]
+"""How an engine is entered into the fleet's list: its pool, device, tasks and role."""
+
+
 class EnginePlace:
     """One place for an engine, and which one is there now. Each life of it joins the fleet under an id of its own."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        name: str,
-        make: Callable[[], MortalEngine],
-        *,
-        pool: str = "engine",
-        device: str = "",
-        tasks: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, fleet: Fleet, pool: str, number: int, make: Callable[[], MortalEngine], enter: Enter) -> None:
         self._fleet = fleet
-        self._name = name
-        self._make = make
         self._pool = pool
-        self._device = device
-        self._tasks = tasks
+        self._number = number
+        self._make = make
+        self._enter = enter
         self._lives = 0
         self.taken = False
 
     def beside(self, number: int) -> EnginePlace:
         """Another seat of the same pool."""
-        name = f"{self._pool}-{number}"
-        return EnginePlace(self._fleet, name, self._make, pool=self._pool, device=self._device, tasks=self._tasks)
+        return EnginePlace(self._fleet, self._pool, number, self._make, self._enter)
 
     def begin(self) -> None:
         """An engine joins."""
         self.taken = True
         self._lives += 1
         self._engine = self._make()
-        self.id = f"{self._name}/{self._lives}"
-        entry = EngineEntry(self.id, self._engine, pool=self._pool, device=self._device, tasks=self._tasks)
-        self._fleet.join(entry)
+        self.id = f"{self._pool}-{self._number}/{self._lives}"
+        self._fleet.join(self._enter(self.id, self._engine))
 
     def kill(self) -> None:
         self.taken = False
@@ -79,11 +71,11 @@ class EnginePlace:
 
     async def leave(self) -> None:
         """Go when the other engines have taken over what it holds; stay if there is no other."""
-        others = [entry.id for entry in self._fleet.serving() if entry.id != self.id]
-        if not others:
+        others = [entry for entry in self._fleet.serving() if entry.id != self.id]
+        if all(entry.role == "prefill" for entry in others):
             return
         self.taken = False
-        self._fleet.use(others)
+        self._fleet.use([entry.id for entry in others])
         await self._fleet.emptied([self.id])
         self._engine.die()
         self._fleet.lose(self.id, "left")

@@ -34,7 +34,6 @@ class _Mark:
     trainer: float = 0.0
     judge_busy: float = 0.0
     judge_paid: float = 0.0
-    prefill: float = 0.0
 
 
 class SimulationMeter:
@@ -135,16 +134,13 @@ class SimulationMeter:
             machines.core.busy_seconds,
             judge.busy if judge else 0.0,
             judge.paid if judge else 0.0,
-            machines.prefill.busy_seconds if machines.prefill else 0.0,
         )
 
     def _pool_use(self, pool: Pool, end: _Mark) -> PoolUse:
         start = self._start
         elapsed = end.time - start.time
         busy, paid = 0.0, elapsed
-        if pool.role == "prefill":
-            busy = (end.prefill - start.prefill) / pool.workers
-        elif pool.role in GENERATES:
+        if pool.role in GENERATES:
             mine = [entry.id for entry in self._fleet.entries.values() if entry.pool == pool.name]
             busy = fsum(end.engines[id] - start.engines.get(id, 0.0) for id in mine) / pool.workers
         if pool.role in ("train", "colocated"):

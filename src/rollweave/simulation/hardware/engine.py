@@ -9,10 +9,7 @@ It costs one timer per change of the batch, however many tokens lie between (`ba
 
 It can die: then every call fails, also those that are open, and what it had sampled of open answers is lost.
 
-Prefill workers of their own: they compute contexts and hand the KV cache to the engine that decodes (xPyD).
-
-A trajectory stays with its worker, which keeps what it computed; what the decode worker sampled meanwhile is part of
-the next prefill. Only what is new travels: the decode worker has the rest.
+If a prefill engine has computed the context of a request (`prefill.py`), this engine only decodes.
 """
 
 from __future__ import annotations
@@ -20,54 +17,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 from rollweave.clock import Clock
 from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Request
-from rollweave.errors import EngineGone
 from rollweave.observability.events import Emitter
-from rollweave.seeds import generator
-from rollweave.simulation.costs.roofline import EngineCosts, pairs
+from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.hardware.answer import GpuAnswer
 from rollweave.simulation.hardware.batch import ContinuousBatch
-from rollweave.simulation.world.engine import SyncModel, refuse_unprepared, simulated_fingerprint
+from rollweave.simulation.world.engine import ModelledEngine, SyncModel, simulated_fingerprint
 from rollweave.trajectory import TokenIds
-from rollweave.weights.buckets import Fingerprint
 
 
-class _Known(NamedTuple):
-    worker: int
-    tokens: int
-    version: int
-
-
-class PrefillPool:
-    def __init__(self, clock: Clock, costs: EngineCosts, workers: int) -> None:
-        self._clock = clock
-        self._costs = costs
-        self._free_at = [0.0] * workers
-        self._known: dict[str, _Known] = {}
-        self.busy_seconds = 0.0
-        """Of all workers together."""
-
-    def compute(self, trajectory: str, context: int, version: int) -> tuple[int, float]:
-        """How many tokens of this context have to be computed, and when the decode worker has its cache."""
-        now = self._clock.now()
-        known = self._known.get(trajectory)
-        worker = known.worker if known else self._free_at.index(min(self._free_at))
-        new = context - (known.tokens if known and known.version == version else 0)
-        seconds = self._costs.recompute(new, pairs(new, context))
-        self._free_at[worker] = max(now, self._free_at[worker]) + seconds
-        self._known[trajectory] = _Known(worker, context, version)
-        self.busy_seconds += seconds
-        return new, self._free_at[worker] + self._costs.handover(new)
-
-    def release(self, trajectory: str) -> None:
-        self._known.pop(trajectory, None)
-
-
-class GpuEngine:
+class GpuEngine(ModelledEngine):
     def __init__(
         self,
         clock: Clock,
@@ -79,37 +41,28 @@ class GpuEngine:
         number: int = 0,
         prefix_cache: bool = True,
         recorder: Emitter | None = None,
-        prefill: PrefillPool | None = None,
     ) -> None:
-        """`script` says what the answer to a request will be; `recorder` hears of every turn;
-        with `prefill` this engine decodes what workers of that pool computed."""
-        self._clock = clock
+        """`script` says what the answer to a request will be; `recorder` hears of every turn."""
+        super().__init__(clock, sync, number)
         self._batch = ContinuousBatch(costs, in_flight, prefix_cache)
         self._in_flight = in_flight
-        self._sync = sync or SyncModel()
-        self._number = number
         self._script = script
         self._recorder = recorder
-        self._prefill = prefill
         self._timer: asyncio.TimerHandle | None = None
         self._standing = False
         """Suspended or dead."""
         self._suspensions = 0
-        self._dead = False
-        self._staged: int | None = None
-        """Prepared, not yet committed."""
 
     # ------------------------------------------------------------------------------------------------ the contract
 
     def generate(self, request: Request) -> Awaitable[Completion]:
-        if self._dead:
-            raise self._gone()
+        self._check_alive()
         turn = GpuAnswer(request, self._script(request), self._clock.loop)
         self._batch.stats.sampled_tokens -= turn.drawn  # begun elsewhere, and counted there
-        if self._prefill is None:
-            self._enter(turn)
-        else:
-            self._compute_elsewhere(turn, self._prefill)
+        self._batch.waiting.append(turn)
+        if not self._standing:
+            self._batch.to_boundary(self._clock.now())
+            self._plan()
         return turn.done
 
     def abort(self, request_id: str) -> None:
@@ -121,8 +74,6 @@ class GpuEngine:
 
     def release(self, trajectory: str) -> None:
         self._batch.caches.drop(trajectory)
-        if self._prefill is not None:
-            self._prefill.release(trajectory)
 
     async def suspend(self) -> None:
         """The step under way ends first."""
@@ -139,19 +90,8 @@ class GpuEngine:
         self._suspensions -= 1
         self._go_on()
 
-    async def prepare(self, version: int) -> Fingerprint:
-        self._check_alive()
-        await self._clock.sleep(self._sync.prepare(generator(self._number, "prepare", version)))
-        self._check_alive()
-        self._staged = version
-        return simulated_fingerprint(version)
-
     async def commit(self, version: int) -> None:
-        self._check_alive()
-        refuse_unprepared(version, self._staged)
-        await self._clock.sleep(self._sync.commit(generator(self._number, "commit", version)))
-        self._check_alive()
-        self._staged = None
+        await self._swap(version)
         self._batch.versions.change(self._batch.step, version)
         if self._in_flight == "restart_turn":
             self._batch.restart_all()
@@ -196,13 +136,6 @@ class GpuEngine:
         for turn in [*self._batch.running.values(), *self._batch.waiting]:
             if not turn.done.done():
                 turn.done.set_exception(self._gone())
-
-    def _check_alive(self) -> None:
-        if self._dead:
-            raise self._gone()
-
-    def _gone(self) -> EngineGone:
-        return EngineGone(f"engine {self._number} is gone")
 
     # ------------------------------------------------------------------------------------------- changes in time
 
@@ -258,25 +191,6 @@ class GpuEngine:
             self._timer.cancel()
             self._timer = None
 
-    # ------------------------------------------------------------------------------------------------------ turns
-
-    def _enter(self, turn: GpuAnswer) -> None:
-        if turn.done.done():  # nobody waits for it any more
-            return
-        if self._dead:
-            turn.done.set_exception(self._gone())
-            return
-        self._batch.waiting.append(turn)
-        if not self._standing:
-            self._batch.to_boundary(self._clock.now())
-            self._plan()
-
-    def _compute_elsewhere(self, turn: GpuAnswer, prefill: PrefillPool) -> None:
-        new, ready = prefill.compute(turn.request.trajectory, turn.context, self._batch.versions.current)
-        self._batch.stats.prefilled_tokens += new
-        turn.computed = True
-        self._clock.loop.call_at(ready, self._enter, turn)
-
     def _tell(self, recorder: Emitter, turn: GpuAnswer) -> None:
         id, tag, seconds = turn.request.id, turn.request.tag, self._clock.now() - turn.asked
-        recorder.emit("turn.end", id=id, tag=tag, engine=self._number, tokens=turn.drawn, seconds=seconds)
+        recorder.emit("turn.end", id=id, tag=tag, engine=self.number, tokens=turn.drawn, seconds=seconds)

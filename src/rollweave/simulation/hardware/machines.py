@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rollweave.clock import Clock
-from rollweave.config.cluster import GENERATES
+from rollweave.config.cluster import GENERATES, Pool
 from rollweave.config.control import ControlConfig
 from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
 from rollweave.fleet.colocated import TakingTurns
-from rollweave.fleet.fleet import Fleet
+from rollweave.fleet.fleet import EngineEntry, EngineRole, Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
 from rollweave.rewards.scaling import ScalingLimits
@@ -25,12 +26,13 @@ from rollweave.simulation.costs.measured import engine_costs, training_costs, we
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.costs.training import TrainingCosts
 from rollweave.simulation.durations import Duration
-from rollweave.simulation.faults import EnginePlace
-from rollweave.simulation.hardware.engine import GpuEngine, PrefillPool
+from rollweave.simulation.faults import EnginePlace, Enter
+from rollweave.simulation.hardware.engine import GpuEngine
 from rollweave.simulation.hardware.environment import ScriptedDialogue, Scripts, WorkloadRewards, environments
 from rollweave.simulation.hardware.judge import Judge, JudgeModel
+from rollweave.simulation.hardware.prefill import PrefillEngine
 from rollweave.simulation.workloads.episode import Workload
-from rollweave.simulation.world.engine import SyncModel, simulated_fingerprint
+from rollweave.simulation.world.engine import simulated_fingerprint
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
@@ -62,17 +64,19 @@ class GpuTrainer:
         pass
 
 
+ModelledGpu = GpuEngine | PrefillEngine
+
+
 @dataclass(slots=True)
 class Machines:
     seats: list[EnginePlace]
-    engines: list[GpuEngine]
+    engines: list[ModelledGpu]
     """All that ever were, in order of joining."""
     trainer: Trainer
     core: GpuTrainer
     """The trainer itself, whatever it is wrapped in."""
     judge: Judge | None
     scripts: Scripts
-    prefill: PrefillPool | None = None
 
 
 def build(
@@ -84,74 +88,62 @@ def build(
     recorder: Emitter | None = None,
 ) -> Machines:
     """Its engines join the fleet. `recorder` hears of every turn; a `judge` may belong to several jobs."""
-    sync = weight_model(scenario)
-    prefill = _prefill(scenario, clock)
-    scripts = Scripts()
-    seats, engines = _engines(scenario, control, fleet, sync, clock, recorder, prefill, scripts)
-    core = GpuTrainer(clock, training_costs(scenario), sync.publish)
+    core = GpuTrainer(clock, training_costs(scenario), weight_model(scenario).publish)
     shared = bool(scenario.cluster.of_role("colocated"))
     trainer: Trainer = TakingTurns(core, fleet) if shared else core
-    return Machines(seats, engines, trainer, core, judge or make_judge(scenario, clock), scripts, prefill)
+    machines = Machines([], [], trainer, core, judge or make_judge(scenario, clock), Scripts())
+    for pool in scenario.cluster.pools:
+        if pool.role in GENERATES:
+            make = _maker(scenario, control, pool, machines, clock, recorder)
+            machines.seats += [EnginePlace(fleet, pool.name, n, make, _enter(pool)) for n in range(pool.workers)]
+    for seat in machines.seats:
+        seat.begin()
+    return machines
 
 
-def _engines(
+def _maker(
     scenario: Scenario,
     control: ControlConfig,
-    fleet: Fleet,
-    sync: SyncModel,
+    pool: Pool,
+    machines: Machines,
     clock: Clock,
     recorder: Emitter | None,
-    prefill: PrefillPool | None,
-    scripts: Scripts,
-) -> tuple[list[EnginePlace], list[GpuEngine]]:
-    """The seats, and the engines that sit there: a list that grows when one dies and another takes its seat."""
-    seats: list[EnginePlace] = []
-    engines: list[GpuEngine] = []
+) -> Callable[[], ModelledGpu]:
+    """Makes the engines of a pool, also the successors of those that die."""
+    costs, sync, engines = engine_costs(scenario, pool), weight_model(scenario), machines.engines
+    if costs.kv_tokens < control.rollout.max_context:
+        raise ConfigError(
+            f"pool {pool.name}: the KV cache of an engine holds {costs.kv_tokens} tokens, but an episode may have "
+            f"{control.rollout.max_context} (rollout.max_context): raise tensor_parallel or lower max_context"
+        )
 
-    def make(costs: EngineCosts, prefill: PrefillPool | None) -> Callable[[], GpuEngine]:
-        def one() -> GpuEngine:
-            engine = GpuEngine(
+    def make() -> ModelledGpu:
+        number = len(engines)
+        engine = (
+            PrefillEngine(clock, costs, sync=sync, number=number)
+            if pool.role == "prefill"
+            else GpuEngine(
                 clock,
                 costs,
-                scripts.answer,
+                machines.scripts.answer,
                 in_flight=control.in_flight,
                 sync=sync,
-                number=len(engines),
+                number=number,
                 prefix_cache=scenario.prefix_cache,
                 recorder=recorder,
-                prefill=prefill,
             )
-            engines.append(engine)
-            return engine
+        )
+        engines.append(engine)
+        return engine
 
-        return one
-
-    for pool in scenario.cluster.pools:
-        if pool.role not in GENERATES or pool.role == "prefill":
-            continue
-        costs = engine_costs(scenario, pool)
-        if costs.kv_tokens < control.rollout.max_context:
-            raise ConfigError(
-                f"pool {pool.name}: the KV cache of an engine holds {costs.kv_tokens} tokens, but an episode may have "
-                f"{control.rollout.max_context} (rollout.max_context): raise tensor_parallel or lower max_context"
-            )
-        for number in range(pool.workers):
-            seat = EnginePlace(
-                fleet,
-                f"{pool.name}-{number}",
-                make(costs, prefill if pool.role == "decode" else None),
-                pool=pool.name,
-                device=pool.device,
-                tasks=pool.tasks,
-            )
-            seat.begin()
-            seats.append(seat)
-    return seats, engines
+    return make
 
 
-def _prefill(scenario: Scenario, clock: Clock) -> PrefillPool | None:
-    pools = scenario.cluster.of_role("prefill")
-    return PrefillPool(clock, engine_costs(scenario, pools[0]), pools[0].workers) if pools else None
+def _enter(pool: Pool) -> Enter:
+    role: EngineRole = "rollout"
+    if pool.role == "prefill" or pool.role == "decode":
+        role = pool.role
+    return partial(EngineEntry, pool=pool.name, device=pool.device, tasks=pool.tasks, role=role)
 
 
 def make_judge(scenario: Scenario, clock: Clock) -> Judge | None:

@@ -107,7 +107,41 @@ class SyncModel:
     commit: Duration = NO_TIME
 
 
-class SimulatedEngine:
+class ModelledEngine:
+    """What all modelled engines have in common: weights that are a number, and death."""
+
+    def __init__(self, clock: Clock, sync: SyncModel | None, number: int) -> None:
+        self._clock = clock
+        self._sync = sync or SyncModel()
+        self.number = number
+        self._dead = False
+        self._staged: int | None = None
+        """Prepared, not yet committed."""
+
+    async def prepare(self, version: int) -> Fingerprint:
+        self._check_alive()
+        await self._clock.sleep(self._sync.prepare(generator(self.number, "prepare", version)))
+        self._check_alive()
+        self._staged = version
+        return simulated_fingerprint(version)
+
+    async def _swap(self, version: int) -> None:
+        """The first part of a commit, which takes time."""
+        self._check_alive()
+        refuse_unprepared(version, self._staged)
+        await self._clock.sleep(self._sync.commit(generator(self.number, "commit", version)))
+        self._check_alive()
+        self._staged = None
+
+    def _check_alive(self) -> None:
+        if self._dead:
+            raise self._gone()
+
+    def _gone(self) -> EngineGone:
+        return EngineGone(f"engine {self.number} is gone")
+
+
+class SimulatedEngine(ModelledEngine):
     def __init__(
         self,
         clock: Clock,
@@ -119,21 +153,16 @@ class SimulatedEngine:
         number: int = 0,
         witness: Witness | None = None,
     ) -> None:
-        self._clock = clock
+        super().__init__(clock, sync, number)
         self._token_seconds = token_seconds
         self._answer_tokens = answer_tokens
         self._in_flight = in_flight
-        self._sync = sync or SyncModel()
-        self.number = number
         self._witness = witness or Witness()
         self._stats = EngineStats()
         self._open: dict[str, Answer] = {}
         self._caches: dict[str, int] = {}
         """Trajectory -> the version its KV cache began with."""
         self._suspensions = 0
-        self._dead = False
-        self._staged: int | None = None
-        """Prepared, not yet committed."""
         self._standing_since = 0.0
 
     async def generate(self, request: Request) -> Completion:
@@ -171,20 +200,13 @@ class SimulatedEngine:
         self._go_on()
 
     async def prepare(self, version: int) -> Fingerprint:
-        self._check_alive()
-        await self._clock.sleep(self._sync.prepare(self._rng("prepare", version)))
-        self._check_alive()
+        fingerprint = await super().prepare(version)
         self._witness.weights.append(("prepared", self.number, version))
-        self._staged = version
-        return simulated_fingerprint(version)
+        return fingerprint
 
     async def commit(self, version: int) -> None:
-        self._check_alive()
-        refuse_unprepared(version, self._staged)
-        await self._clock.sleep(self._sync.commit(self._rng("commit", version)))
-        self._check_alive()
+        await self._swap(version)
         self._witness.weights.append(("committed", self.number, version))
-        self._staged = None
         self._stats.version, self._stats.checksum = version, simulated_fingerprint(version).checksum
         if self._in_flight == "restart_turn":
             self._begin_anew()
@@ -208,13 +230,6 @@ class SimulatedEngine:
             if not answer.done.done():
                 self._witness.redrawn[answer.request.id] += answer.drawn_here
                 answer.done.set_exception(self._gone())
-
-    def _check_alive(self) -> None:
-        if self._dead:
-            raise self._gone()
-
-    def _gone(self) -> EngineGone:
-        return EngineGone(f"engine {self.number} is gone")
 
     def _begin_anew(self) -> None:
         for answer in self._open.values():
@@ -279,9 +294,6 @@ class SimulatedEngine:
             if not answer.done.done():
                 answer.delay(self._clock.now() - max(self._standing_since, answer.began))
                 self._set_timer(answer)
-
-    def _rng(self, what: str, version: int) -> Random:
-        return generator(self.number, what, version)
 
 
 def refuse_unprepared(version: int, staged: int | None) -> None:

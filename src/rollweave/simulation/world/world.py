@@ -15,7 +15,7 @@ from random import Random
 from rollweave.clock import Clock
 from rollweave.config.control import ControlConfig
 from rollweave.config.job import Job
-from rollweave.fleet.fleet import Fleet
+from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.assemble import assemble
@@ -139,7 +139,7 @@ def _engines(
         engines.append(engine)
         return engine
 
-    seats = [EnginePlace(fleet, f"engine-{number}", make) for number in range(world.engines)]
+    seats = [EnginePlace(fleet, "engine", number, make, EngineEntry) for number in range(world.engines)]
     for seat in seats:
         seat.begin()
     return seats, engines
