@@ -56,7 +56,7 @@ class Blueprint:
         )
 
     def warm_up_engine(self) -> None:
-        """All that `engine` does first and that takes seconds, importing above all; behind whoever works meanwhile."""
+        """Do what takes seconds in `engine`, importing above all, at a lower priority than the processes that work."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND_OTHERS)
         from transformers import AutoTokenizer
 
