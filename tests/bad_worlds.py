@@ -121,8 +121,14 @@ class LosesTheCheckpoints(Fine):
 
 
 class PressesCtrlC(Fine):
+    """Once: a second Ctrl-C would end the process where it stands."""
+
+    pressed = False
+
     def step(self, action: str) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
+        if not PressesCtrlC.pressed:
+            PressesCtrlC.pressed = True
+            os.kill(os.getpid(), signal.SIGINT)
         return super().step(action)
 
 

@@ -57,7 +57,8 @@ class Theatre:
         held = self.controller.permit_table.permits.get(job)
         life = life or self.controller.get(job).life
         ticket = ticket or f"t{next(self.tickets)}"
-        return self.controller.ask(Ask(job, life, ticket, wanted, held.epoch if held else None, step))
+        epoch = held.epoch if held else None
+        return self.controller.ask(job, Ask(life=life, ticket=ticket, wanted=wanted, epoch=epoch, step=step))
 
     def running(self, name: str, **options: float) -> str:
         """A job that is placed, started and loaded."""

@@ -67,6 +67,9 @@ class PuppetEngine(Puppet):
     async def ready(self) -> int:
         return 1
 
+    async def control(self, command: str, *arguments: Any) -> Any:
+        return await getattr(self, command)(*arguments)
+
     def on_warm_up(self) -> None:
         self.calls.append("warm_up")
 

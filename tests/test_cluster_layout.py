@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from fleets import fleet_of
 from rollweave.config.job import RayRuntime
 from rollweave.config.load import load_job
 from rollweave.errors import ConfigError
-from rollweave.fleet.proxy import affinity
 from rollweave.runtimes import layout as module
 from rollweave.runtimes.layout import EngineSeat, Layout, layout
 
@@ -58,8 +58,9 @@ def test_every_engine_has_the_cores_of_its_pool_and_the_tasks_that_prefer_it(tmp
     pools = pool("a", "rollout", 4, tensor_parallel=2) + pool("b", "rollout", 1, tasks="[math]") + pool("t", "train", 3)
     plan = laid_out(tmp_path, f"pools:\n{pools}")
     assert plan == Layout((EngineSeat(2), EngineSeat(2), EngineSeat(1, ("math",))), 3, colocated=False)
-    where = affinity([seat.tasks for seat in plan.engines])
-    assert (list(where("math")), list(where("games"))) == ([2], [0, 1])
+    view = fleet_of([None] * 3, [seat.tasks for seat in plan.engines]).view
+    assert list(view.open_to("math")) == ["engine-2/1"]
+    assert list(view.open_to("games")) == ["engine-0/1", "engine-1/1"]
 
 
 def test_a_colocated_pool_is_counted_once(tmp_path: Path) -> None:

@@ -7,8 +7,13 @@ from random import Random
 import pytest
 
 from fleets import fleet_of
+from rollweave.clock import Clock, run_virtual
+from rollweave.engines.protocol import Sampling
 from rollweave.fleet.fleet import EngineEntry, Fleet, FleetView
-from rollweave.fleet.router import RouteAsk, choose, surplus
+from rollweave.fleet.router import Route, RouteAsk, choose, surplus
+from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.link import Lease, Moved, Packet
+from rollweave.tasks import Task
 
 TASKS = [("a",), ("b",), ("a",), ("b",), ("a",), ()]
 OPEN_TO = {"a": [0, 2, 4], "b": [1, 3], "c": [5]}
@@ -92,6 +97,25 @@ def test_the_driver_counts_the_trajectories_of_all_hosts() -> None:
     fleet.leave("2")
     fleet.leave("3")
     assert not any(fleet.view.held.values())
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_moves_of_a_trajectory_the_driver_believes_the_later(order: tuple[int, int]) -> None:
+    """A packet that was lost is said again after the next one."""
+
+    async def main(clock: Clock) -> str:
+        fleet = fleet_of([None] * 3)
+        dispatcher = Dispatcher(fleet)
+        link = dispatcher.attach(lambda packet: None, 1)
+        dispatcher.submit([Lease("a", 0, 0, 0, Task("a", "t", 0), 0, Sampling(), 0)], lambda lease, report: None)
+        moves = [Moved("a", Route(name(number + 1), "moved", {}), number) for number in range(2)]
+        for number in order:
+            link.receive(Packet({f"moved.{number}": moves[number]}))
+        link.close()
+        (engine,) = [id for id, held in fleet.view.held.items() if held]
+        return engine
+
+    assert run_virtual(main) == name(2)
 
 
 def split_fleet(prefill: int = 2, decode: int = 2) -> Fleet:

@@ -166,6 +166,49 @@ def test_a_permit_is_a_lease(theatre: Theatre) -> None:
     assert [record.id for record in theatre.controller.to_end()] == [job]
 
 
+def test_a_daemon_that_was_away_blames_no_job_for_it(theatre: Theatre) -> None:
+    """A job keeps its permit while no daemon runs: it does not hang, and its phase did not take that long."""
+    job = theatre.running("a")
+    theatre.ask(job, "rollout")
+    theatre.time += 3.0
+    theatre.ask(job, "train")
+    theatre.time += 3.0 + 10 * LEASE_SECONDS
+    controller = theatre.open()
+    assert not controller.to_end()
+    theatre.ask(job, "rollout", step=1)
+    record = controller.get(job)
+    assert (record.progress.step, record.progress.worked.t_train) == (1, 0.0)
+    assert controller.admission.state.jobs[job].seen == ()
+    theatre.time += LEASE_SECONDS + 1
+    assert [late.id for late in controller.to_end()] == [job]
+
+
+def test_only_the_load_of_a_profiled_job_counts_as_its_cold_start(theatre: Theatre) -> None:
+    job = theatre.submit("a")
+    theatre.launch(job)
+    for wanted, step, seconds in (("start", 0, 2.0), ("rollout", 0, 5.0), ("train", 0, 7.0), ("rollout", 1, 5.0)):
+        theatre.ask(job, wanted, step=step)
+        theatre.time += seconds
+    theatre.ask(job, "train", step=1)
+    assert theatre.controller.get(job).cold_seconds == 2.0
+
+
+def test_a_job_that_fits_no_more_does_not_wait_for_ever(tmp_path: Path) -> None:
+    theatre = Theatre(tmp_path, rollout_nodes=2)
+    jobs = [theatre.submit(name, n_roll=2, slo=1.0) for name in ("first", "second", "third")]
+    for job in jobs:
+        theatre.profile(job)
+    theatre.controller.cancel(jobs[0])
+    theatre.controller.cancel(jobs[1])
+    theatre.controller.stopped(jobs[2])
+    theatre.rollout_nodes = 1
+    theatre.open().place_waiting()
+    with pytest.raises(NeverFits, match="asks for 2 rollout and 1 train nodes"):
+        theatre.controller.resubmit(jobs[0])
+    assert theatre.controller.get(jobs[2]).state == "failed"
+    assert "asks for 2 rollout and 1 train nodes" in theatre.controller.get(jobs[2]).error
+
+
 def test_who_would_break_a_promise_waits_and_is_told_why(theatre: Theatre) -> None:
     tight = theatre.running("tight", slo=1.2)
     other = theatre.submit("other", slo=1.2)
@@ -298,9 +341,10 @@ def test_a_damaged_state_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda facts: facts["groups"]["1"]["pins"].update({"a-1": [0, 0]}), "2: job a-1 asked for 1 rollout nodes"),
+        (lambda facts: facts["groups"][1]["pins"].update({"a-1": [0, 0]}), "2: job a-1 asked for 1 rollout nodes"),
         (lambda facts: facts["rollout"].update(used=2), "7: groups hold 1 nodes, the pool counts 2"),
         (lambda facts: facts["home"].pop("b-2"), "1: job b-2 is in group 1, but the state does not know it there"),
+        (lambda facts: facts["home"].update({"a-1": "nowhere"}), "home.a-1"),
         (lambda facts: facts["jobs"]["a-1"].update(slo=0.5), "slo=0.5 must be at least 1"),
         (lambda facts: facts.update(home={}, jobs={}, groups={}), "a-1, b-2 run, but those with a place are: none"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -34,7 +34,9 @@ class Life:
     def go_on(self, epoch: int, number: int) -> None:
         step = self.ask.step + (self.ask.wanted == "train")
         wanted = NEXT[self.ask.wanted]
-        self.ask = replace(self.ask, ticket=f"{number}", wanted=wanted, epoch=epoch, step=step)  # type: ignore[arg-type]
+        self.ask = self.ask.model_copy(
+            update={"ticket": f"{number}", "wanted": wanted, "epoch": epoch, "step": step},
+        )
         self.until = None
 
 
@@ -60,10 +62,11 @@ class City:
             self.lives.pop(record.id, None)
         for record in controller.to_start():
             self.theatre.launch(record.id)
-            self.lives[record.id] = Life(Ask(record.id, record.life, "0", "start"), self.means[record.id])
-        for life in self.lives.values():
+            ask = Ask(life=record.life, ticket="0", wanted="start")
+            self.lives[record.id] = Life(ask, self.means[record.id])
+        for job, life in self.lives.items():
             for _ in range(self.rng.randint(1, 2)):  # an answer may be lost
-                if life.until is None and controller.ask(life.ask) is not None:
+                if life.until is None and controller.ask(job, life.ask) is not None:
                     life.until = self.theatre.time + life.seconds(self.rng)
 
     def pass_time(self, number: int) -> None:
@@ -103,10 +106,10 @@ def test_a_permit_handed_back_twice_is_handed_back_once(tmp_path: Path) -> None:
     job = theatre.running("a")
     theatre.ask(job, "rollout", ticket="1")
     held = theatre.controller.permit_table.permits[job].epoch
-    ask = Ask(job, theatre.controller.get(job).life, "2", "train", held)
-    assert theatre.controller.ask(ask) is not None
+    ask = Ask(life=theatre.controller.get(job).life, ticket="2", wanted="train", epoch=held)
+    assert theatre.controller.ask(job, ask) is not None
     theatre.controller.permit_table.leave(job)  # whatever made it lose its place in line
-    again = theatre.controller.ask(ask)
+    again = theatre.controller.ask(job, ask)
     assert again is not None and again.pool == "train"
     assert theatre.controller.get(job).progress.worked.t_train == 0.0
 
@@ -127,12 +130,12 @@ def test_a_rollout_that_began_on_fewer_nodes_is_not_taken_for_a_slow_one(tmp_pat
     first = theatre.ask(a, "rollout")
     assert first is not None and len(first.nodes) == 2
     assert not controller.awaited(a, life, first.epoch, 1)
-    asked = Ask(b, controller.get(b).life, "b1", "rollout", partly=True)
-    assert controller.ask(asked) is None
+    asked = Ask(life=controller.get(b).life, ticket="b1", wanted="rollout", partly=True)
+    assert controller.ask(b, asked) is None
     assert controller.awaited(a, life, first.epoch, 1)
     theatre.time += 3.0
     controller.narrow(a, life, first.epoch, 1)
-    begun = controller.ask(asked)
+    begun = controller.ask(b, asked)
     assert begun is not None and len(begun.nodes) == 1
     assert controller.widened(b, controller.get(b).life, begun.epoch) is None
     theatre.time += 2.0

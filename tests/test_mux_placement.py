@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from rollweave.errors import ConfigError
 from rollweave.mux.decisions.invariants import PlanError, check_state
@@ -98,7 +99,7 @@ def test_a_job_in_a_wider_group_trains_on_all_of_its_nodes() -> None:
 def test_a_plan_that_breaks_an_invariant_is_refused_and_changes_nothing() -> None:
     state = ClusterState()
     admit(state, job("a", 150, 100, slo=1.1))
-    before = json.dumps(state.to_dict())
+    before = json.dumps(asdict(state))
     late = job("b", 900, 100, slo=2.0)
     plan = Plan((PlanStep("place", "b", 1, "by hand", (0,)),))
     with pytest.raises(PlanError, match="invariant 6: job a of group 1 needs 1050 s, has 275 s"):
@@ -108,14 +109,14 @@ def test_a_plan_that_breaks_an_invariant_is_refused_and_changes_nothing() -> Non
         Scheduler().apply(state, Plan((PlanStep("place", "c", 1, "by hand", (0,)),)), 0.0, heavy)
     with pytest.raises(PlanError, match="invariant 2"):
         Scheduler().apply(state, Plan((PlanStep("place", "d", 1, "", (0,)),)), 0.0, job("d", 9, 9, slo=2.0, n_roll=2))
-    assert json.dumps(state.to_dict()) == before
+    assert json.dumps(asdict(state)) == before
 
 
 def test_a_state_survives_json() -> None:
     state = ClusterState()
     for number in range(6):
         admit(state, job(f"{number}", 100 + number, 40, n_roll=1 + number % 2), DEFAULT, number * 10.0)
-    again = ClusterState.from_dict(json.loads(json.dumps(state.to_dict())))
+    again = TypeAdapter(ClusterState).validate_python(json.loads(json.dumps(asdict(state))))
     assert again == state and again.groups[1].node_load == state.groups[1].node_load
     newcomer = job("x", 50, 60)
     assert Scheduler(DEFAULT).arrive(again, newcomer, 99.0) == Scheduler(DEFAULT).arrive(state, newcomer, 99.0)

@@ -141,7 +141,7 @@ def test_the_way_out_of_a_fifo_group_is_taken_before_it_closes() -> None:
     short, now = state.jobs["short"], 0.0
     while state.home["short"] == 1:
         now += fifo_worst(state.groups[1], "short")
-        state.report("short", 0.0, now)
+        state.jobs["short"].report(0.0, now)
         plan = Scheduler(DEFAULT).observe(state, "short", 120, 30, now)
         Scheduler(DEFAULT).apply(state, plan, now)
     assert state.groups[2].jobs == ("short",) and now > 50_000

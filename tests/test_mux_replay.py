@@ -150,6 +150,11 @@ def test_a_killed_job_goes_on_from_its_last_finished_iteration() -> None:
     assert outcome.ledger.dollars == pytest.approx(PAIR * (350 + 700 + 1000) / 3600)
 
 
+def test_iterations_before_a_failure_count_as_in_time_phase_by_phase_too() -> None:
+    outcome = PhaseReplay(Solo()).run([(0.0, plain_job("a", 60, 40, n_iters=10))], [Failure("a", 350.0, 1000.0)])
+    assert (outcome.ledger.iterations, outcome.ledger.iterations_in_slo) == (10, 10)
+
+
 def test_the_others_are_not_touched_by_a_failure() -> None:
     """RollMux, Figure 19: the group goes on, faster if anything."""
     jobs = [(0.0, plain_job(name, 80, 20, n_iters=20)) for name in ("a", "b")]

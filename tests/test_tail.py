@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -16,14 +17,18 @@ from rollweave.engines.protocol import Completion, Sampling
 from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.fleet.router import RouteAsk
-from rollweave.pipelines.permits import SharedPool
+from rollweave.observability.events import MemoryRecorder
+from rollweave.pipelines.permits import SharedPool, Tail
+from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.seeds import derive
 from rollweave.simulation.durations import constant, lognormal
+from rollweave.simulation.faults import Outage
 from rollweave.simulation.world.engine import SimulatedEngine
 from rollweave.simulation.world.environment import EnvironmentModel
 from rollweave.simulation.world.witness import Witness
 from rollweave.simulation.world.world import SimulatedRun, World
 from spans import request_of
+from test_fleet_virtual import comings_and_goings
 from test_pipelines_virtual import many
 from virtual_oracles import check_everything
 from virtual_worlds import make_job, run
@@ -174,7 +179,6 @@ class Neighbours:
     clock: Clock
     rng: Random
     nodes: int
-    shared: bool = True
     said: list[str] = field(default_factory=list)
 
     async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
@@ -211,10 +215,10 @@ def learnt(result: SimulatedRun) -> list[object]:
 
 
 @many(80)
-@given(st.integers(0, 10**6), st.integers(2, 5), st.sampled_from(["sync", "sync+"]))
-def test_a_job_among_others_trains_on_the_same_tokens(seed: int, engines: int, pipeline: str) -> None:
+@given(st.integers(0, 10**6), st.integers(2, 5), st.sampled_from(["sync", "sync+"]), st.integers(1, 3))
+def test_a_job_among_others_trains_on_the_same_tokens(seed: int, engines: int, pipeline: str, hosts: int) -> None:
     job = make_job({"type": pipeline}, seed, evaluate=2)
-    world = World(engines=engines, environment=LONG_TAIL, token_seconds=constant(0.05))
+    world = World(engines=engines, hosts=hosts, environment=LONG_TAIL, token_seconds=constant(0.05))
     among, _ = shared(world, seed)
     result = run(job, among)
     check_everything(job, among, result)
@@ -257,3 +261,34 @@ def test_a_single_engine_keeps_its_node(engines: int) -> None:
     world, met = shared(World(engines=engines, environment=LONG_TAIL), seed=1)
     run(make_job({"type": "sync+"}), world)
     assert any("narrow" in word for word in met[0].said) == (engines > 1)
+
+
+@many(80)
+@given(st.integers(0, 10**6), st.integers(2, 4), st.sampled_from(["sync", "sync+"]), comings_and_goings)
+def test_a_job_among_others_ends_whichever_engines_come_and_go(
+    seed: int, engines: int, pipeline: str, outages: list[Outage]
+) -> None:
+    job = make_job({"type": pipeline}, seed, evaluate=2)
+    world = World(engines=engines, environment=LONG_TAIL, token_seconds=constant(0.05), outages=tuple(outages))
+    among, _ = shared(world, seed)
+    check_everything(job, among, run(job, among))
+
+
+class Ended:
+    """A scheduler whose episodes have ended, but for the tail."""
+
+    async def ended(self, share: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("gone", [0, 1, 4])
+def test_a_tail_keeps_its_nodes_however_many_engines_have_died(gone: int) -> None:
+    async def main(clock: Clock) -> list[str]:
+        fleet, neighbours = fleet_of([None] * 4), Neighbours(clock, Random(0), 4)
+        tail = Tail(fleet, fleet.size, neighbours, cast(RolloutScheduler, Ended()), MemoryRecorder())
+        for id in list(fleet.entries)[:gone]:
+            fleet.lose(id, "test")
+        await tail.run(partly=False)
+        return neighbours.said
+
+    assert run_virtual(main) == ["narrow 1"]

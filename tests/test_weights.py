@@ -257,7 +257,7 @@ def test_a_newcomer_stands_still_while_the_others_do_and_no_longer() -> None:
         weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), fleet, clock, MemoryRecorder(), timeout=99.0)
         one = engine(SimulatedEngine, clock, number=1)
         entry = newcomer(weights, fleet, one)
-        request = Request("a#0", "a", [1], 0, Sampling(max_tokens=4))
+        request = request_of("a#0", "a", [1], 0, Sampling(max_tokens=4))
         async with fleet.standing():
             await fleet.do_as_the_others(entry)  # it does not serve yet: another version is on its way
             answer = asyncio.ensure_future(one.generate(request))
@@ -280,5 +280,34 @@ def test_a_newcomer_that_takes_too_long_is_lost_and_the_run_goes_on() -> None:
         await weights.catch_up(entry)
         assert entry.state == "gone"
         await published(weights, 2)
+
+    run_virtual(main)
+
+
+# ------------------------------------------------------------------------------------------- engines that do not answer
+
+
+@pytest.mark.parametrize("answer", ["suspend", "resume", "stats"])
+def test_an_engine_that_does_not_answer_the_fleet_is_named_when_its_deadline_is_over(answer: str) -> None:
+    async def main(clock: Clock) -> None:
+        fleet = fleet_of([engine(SimulatedEngine, clock), engine(forever(answer), clock, number=1)])
+        WeightSync(SimulatedTrainer(clock, constant(1.0), 0), fleet, clock, MemoryRecorder(), timeout=9.0)
+        async with fleet.standing():
+            await fleet.look()
+
+    with pytest.raises(DeadlineExceeded, match=r"fleet waits for engine-1/1 to .* \(deadline 9 s"):
+        run_virtual(main)
+
+
+def test_engines_go_on_after_a_standstill_that_was_given_up_half_way() -> None:
+    """One of them does not end its step in time: the caller leaves, and the others must not stand for ever."""
+
+    async def main(clock: Clock) -> None:
+        quick = engine(SimulatedEngine, clock)
+        fleet = fleet_of([quick, engine(forever("suspend"), clock, number=1)])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0), fleet.standing():
+                pass
+        assert len((await quick.generate(request_of("a#0", "a", [1], 0, Sampling()))).spans[0].tokens) == 4
 
     run_virtual(main)

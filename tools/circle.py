@@ -83,7 +83,8 @@ class Walk:
     name: str
     heading: str
     """Of its section in docs/architecture.md."""
-    settings: tuple[str, ...]
+    runtime: str
+    """The section of the job file."""
     bars: Bars
     exempt: dict[str, str] = field(default_factory=dict)
     """Beside EXEMPT_ALWAYS."""
@@ -93,7 +94,7 @@ WALKS = {
     "lease": Walk(
         "lease",
         "From the command to the first lease",
-        ("runtime.type=inline", "runtime.threads=1"),
+        "{type: inline, threads: 1}",
         Bars(spine=12, all=27),  # to become 12 and 24
         {
             "engines/": WORKER,
@@ -109,7 +110,7 @@ WALKS = {
     "circle": Walk(
         "circle",
         "The full circle of a trajectory on Ray",
-        ("runtime.type=ray",),
+        "{type: ray}",
         Bars(spine=35, all=46),
         {"runs/session.py": OBSERVER},
     ),
@@ -198,10 +199,10 @@ def trace(walk: Walk) -> list[Call]:
     """Train a tiny job in processes of its own; returns the calls of all of them, in order of time."""
     with tempfile.TemporaryDirectory(prefix="circle-") as folder:
         job, calls = Path(folder) / "circle.yaml", Path(folder) / "calls"
-        job.write_text(JOB, encoding="utf-8")
+        job.write_text(f"{JOB}runtime: {walk.runtime}\n", encoding="utf-8")
         calls.mkdir()
         path = os.pathsep.join([str(HOOK), str(SOURCE.parent), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", "rollweave.cli.main", "train", str(job), *walk.settings]
+        command = [sys.executable, "-m", "rollweave.cli.main", "train", str(job)]
         done = subprocess.run(
             [*command, "--out", str(Path(folder) / "run")],
             env={**os.environ, "PYTHONPATH": path, "ROLLWEAVE_CIRCLE": str(calls)},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from rollweave.cli.options import AsJson
 
 if TYPE_CHECKING:
+    from rollweave.mux.daemon.client import Client
     from rollweave.mux.daemon.store import StateFolder
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -22,6 +24,20 @@ StateFolderOption = Annotated[
 ]
 
 PATIENCE_SECONDS = 30.0
+
+
+def find_daemon(state: Path | None) -> Client:
+    from rollweave.mux.daemon.client import Client
+    from rollweave.mux.daemon.store import StateFolder
+
+    return Client(StateFolder.choose(state))
+
+
+def show(found: Any, as_json: bool, screen: Callable[[Any], str]) -> None:
+    """Print an answer of the daemon, as JSON or as text."""
+    import json
+
+    typer.echo(json.dumps(found) if as_json else screen(found))
 
 
 @app.command()
@@ -53,18 +69,9 @@ def start(
 @app.command()
 def status(state: StateFolderOption = None, as_json: AsJson = False) -> None:
     """Show the nodes: which jobs hold them and which wait for them."""
-    from rollweave.mux.daemon.client import Client
-    from rollweave.mux.daemon.store import StateFolder
+    from rollweave.mux.daemon.views import daemon_screen
 
-    found = Client(StateFolder.choose(state)).get("/daemon")
-    if as_json:
-        import json
-
-        typer.echo(json.dumps(found))
-    else:
-        from rollweave.mux.daemon.views import daemon_screen
-
-        typer.echo(daemon_screen(found))
+    show(find_daemon(state).get("/daemon"), as_json, daemon_screen)
 
 
 @app.command()
@@ -75,21 +82,14 @@ def stop(
     ] = False,
 ) -> None:
     """End the daemon. Its jobs save a checkpoint and end too; the next `daemon start` goes on with them."""
-    from rollweave.mux.daemon.client import Client
-    from rollweave.mux.daemon.store import StateFolder
-
-    folder = StateFolder.choose(state)
-    client = Client(folder)
-    client.get("/daemon")  # fails with a clear error if there is no daemon
-    client.post(f"/daemon/stop?leave_jobs={'true' if leave_jobs else 'false'}")
-    _until_gone(folder)
-    typer.echo(
-        "the daemon has ended" + (", its jobs wait for the next one" if leave_jobs else ", and its jobs with it")
-    )
+    daemon = find_daemon(state)
+    daemon.post(f"/daemon/stop?leave_jobs={str(leave_jobs).lower()}")
+    _wait_until_gone(daemon.folder)
+    typer.echo("the daemon has ended, " + ("its jobs wait for the next one" if leave_jobs else "and its jobs with it"))
 
 
 def _detach(folder: StateFolder, options: list[str]) -> None:
-    from rollweave.mux.daemon.client import Client
+    from rollweave.mux.daemon.client import Client, DaemonError
     from rollweave.runtimes.machine import only_one
 
     with only_one(folder.path):  # fails here, not in a log, if there is a daemon already
@@ -108,41 +108,33 @@ def _detach(folder: StateFolder, options: list[str]) -> None:
     until = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < until:
         if daemon.poll() is not None:
-            _fail(folder, began)
-        if (found := _answers(Client(folder), daemon.pid, folder)) is not None:
+            break
+        if (found := _answer(Client(folder), daemon.pid)) is not None:
             typer.echo(f"the daemon runs (process {daemon.pid}) at {folder.address()['url']}, state in {folder.path}")
             for sentence in found["set_aside"]:
                 typer.echo(sentence)
             typer.echo("next: rollweave submit JOB.yaml --slo 1.5")
             return
         time.sleep(0.05)
-    _fail(folder, began)
-
-
-def _answers(client: Any, pid: int, folder: StateFolder) -> dict[str, Any] | None:
-    """The answer of the daemon with this process number, once it answers."""
-    from rollweave.errors import RollweaveError
-
-    try:
-        address = folder.address()
-        if address["pid"] != pid:
-            return None
-        found: dict[str, Any] = client.get("/daemon")
-    except RollweaveError:
-        return None
-    return found
-
-
-def _fail(folder: StateFolder, began: int) -> None:
-    from rollweave.mux.daemon.client import DaemonError
-
+    daemon.kill()  # one that is only slow must not appear after the command has said that it did not start
     with folder.log.open("rb") as log:
         log.seek(began)
         words = log.read().decode(errors="replace").strip()
     raise DaemonError(f"the daemon did not start; it said: {words or '(nothing)'}")
 
 
-def _until_gone(folder: StateFolder) -> None:
+def _answer(client: Client, pid: int) -> dict[str, Any] | None:
+    """The answer of the daemon with this process number, once it answers."""
+    from rollweave.errors import RollweaveError
+
+    try:
+        found: dict[str, Any] = client.get("/daemon")
+        return found if client.folder.address()["pid"] == pid else None
+    except RollweaveError:
+        return None
+
+
+def _wait_until_gone(folder: StateFolder) -> None:
     from rollweave.runtimes.machine import DaemonRunning, only_one
 
     while True:

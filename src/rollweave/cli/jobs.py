@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from rollweave.cli.daemon import StateFolderOption
+from rollweave.cli.daemon import StateFolderOption, find_daemon, show
 from rollweave.cli.options import AsJson
 
 
@@ -32,24 +32,18 @@ def submit(
 ) -> None:
     """Hand a job to the daemon: it measures the job, places it where no promise breaks and runs it among others."""
     from rollweave.errors import ConfigError
-    from rollweave.mux.daemon.client import Client
-    from rollweave.mux.daemon.store import StateFolder
 
-    client = Client(StateFolder.choose(state))
+    daemon = find_daemon(state)
     if resume:
-        found = client.post(f"/jobs/{resume}/resume")
+        found = daemon.post(f"/jobs/{resume}/resume")
     elif job is None:
         raise ConfigError("name a job file: rollweave submit JOB.yaml --slo 1.5, or go on with one: --resume ID")
     else:
         from rollweave.mux.daemon.client import submission
 
-        found = client.post("/jobs", submission(job, overrides or (), slo, rollout_nodes, train_nodes))
-    if as_json:
-        import json
-
-        typer.echo(json.dumps(found))
-    else:
-        typer.echo(f"{found['id']} is submitted ({found['state']}); look with: rollweave jobs --explain {found['id']}")
+        found = daemon.post("/jobs", submission(job, overrides or (), slo, rollout_nodes, train_nodes))
+    job_id, begins = found["id"], found["state"]
+    show(found, as_json, lambda _: f"{job_id} is submitted ({begins}); look with: rollweave jobs --explain {job_id}")
 
 
 def jobs(
@@ -60,19 +54,10 @@ def jobs(
     as_json: AsJson = False,
 ) -> None:
     """List the daemon's jobs: what they do, how far they are, how much slower than alone."""
-    from rollweave.mux.daemon.client import Client
-    from rollweave.mux.daemon.store import StateFolder
-
-    client = Client(StateFolder.choose(state))
-    found = client.get(f"/jobs/{explain}" if explain else "/jobs")
-    if as_json:
-        import json
-
-        typer.echo(json.dumps(found))
-        return
     from rollweave.mux.daemon.views import explain_screen, jobs_screen
 
-    typer.echo(explain_screen(found) if explain else jobs_screen(found))
+    found = find_daemon(state).get(f"/jobs/{explain}" if explain else "/jobs")
+    show(found, as_json, explain_screen if explain else jobs_screen)
 
 
 def cancel(
@@ -80,8 +65,5 @@ def cancel(
     state: StateFolderOption = None,
 ) -> None:
     """End a job of the daemon. Its run folder stays; `submit --resume ID` goes on with it."""
-    from rollweave.mux.daemon.client import Client
-    from rollweave.mux.daemon.store import StateFolder
-
-    found = Client(StateFolder.choose(state)).post(f"/jobs/{job}/cancel")
+    found = find_daemon(state).post(f"/jobs/{job}/cancel")
     typer.echo(f"{found['id']} is cancelled at step {found['step']} of {found['steps']}")

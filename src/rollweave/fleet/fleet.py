@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -219,6 +219,8 @@ class Fleet:
         self.on_change: list[Callable[[EngineEntry], None]] = []
         self.moves = 0
         """Trajectories that changed their engine, since the start."""
+        self.name_wait: Callable[[str], AbstractContextManager[object]] = lambda what: nullcontext()
+        """Gives a wait for an engine its name and its deadline. Set by WeightSync, as `catching_up` is."""
         self._recorder: Emitter | None = None
         self._view = FleetView()
         self._places: dict[str, tuple[EngineId, EngineId | None]] = {}
@@ -349,9 +351,10 @@ class Fleet:
 
     async def emptied(self, ids: Collection[EngineId]) -> None:
         """Waits until no trajectory is on these engines. A host says that one moved when its engine let go of it."""
-        while any(engine in ids or prefill in ids for engine, prefill in self._places.values()):
-            self._left.clear()
-            await self._left.wait()
+        with self.name_wait(f"{', '.join(ids)} to hand over what they hold"):
+            while any(engine in ids or prefill in ids for engine, prefill in self._places.values()):
+                self._left.clear()
+                await self._left.wait()
 
     # ------------------------------------------------------------------------------------------------- all of them
 
@@ -359,8 +362,8 @@ class Fleet:
     async def standing(self) -> AsyncIterator[None]:
         """Inside, the engines stand still, one that joins meanwhile too. It nests."""
         self._standing += 1
-        await asyncio.gather(*(self.do_as_the_others(entry) for entry in self.living()))
         try:
+            await asyncio.gather(*(self.do_as_the_others(entry) for entry in self.living()))
             yield
         finally:
             self._standing -= 1
@@ -372,10 +375,12 @@ class Fleet:
             while entry.stood != self._standing:
                 if entry.stood < self._standing:
                     entry.stood += 1
-                    await entry.control.suspend()
+                    with self.name_wait(f"{entry.id} to end its step and stand still"):
+                        await entry.control.suspend()
                 else:
                     entry.stood -= 1
-                    await entry.control.resume()
+                    with self.name_wait(f"{entry.id} to go on"):
+                        await entry.control.resume()
 
     async def look(self) -> FleetStats:
         """Ask all engines what they have done so far, side by side."""
@@ -383,7 +388,7 @@ class Fleet:
         return self.last_seen()
 
     async def _look_at(self, entry: EngineEntry) -> None:
-        with self.surviving(entry):
+        with self.surviving(entry), self.name_wait(f"{entry.id} to say what it has done"):
             entry.seen = await entry.control.stats()
 
     def last_seen(self) -> FleetStats:

@@ -46,6 +46,7 @@ class WeightSync:
         self._timeout = timeout
         self._transfer = transfer
         fleet.catching_up = True
+        fleet.name_wait = lambda what: clock.wait("fleet", what, timeout)
         self._pushed: dict[int, Fingerprint] = {}
         """The versions that engines have or may be given; none: they have what they were made from."""
         self._swapping = False

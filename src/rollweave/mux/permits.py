@@ -209,9 +209,8 @@ class PermitTable:
     def _present_lap(self, job: str, ignored: Sequence[str] = ()) -> int:
         """The latest lap that a job beside this one rolls out in; jobs that have no lap there yet are ignored."""
         nodes = [node for pinned in self.tenants[job].seat.nodes.values() for node in pinned]
-        beside = {other: tenant for node in nodes for other, tenant in self._on[node].tenants.items()}
-        laps = (tenant.lap["rollout"] for other, tenant in beside.items() if other != job and other not in ignored)
-        return max(laps, default=0)
+        beside = [tenant for node in nodes for tenant in self._on[node].tenants.values()]
+        return max((other.lap["rollout"] for other in beside if other.job not in (job, *ignored)), default=0)
 
     def leave_after_this_lap(self, job: str) -> None:
         """The job is in its last iteration."""
@@ -285,10 +284,11 @@ class PermitTable:
     def grant(self, now: float = 0.0) -> list[Permit]:
         """Give out every permit that the rules allow now, and the nodes that are owed and free."""
         granted = self._give_owed(now) if self._owing else []
-        nodes, self._changed = self._changed, set()
         for permit in self._starts.values():
-            nodes.update(permit.nodes)
-        for request in self._in_order(self._requests_on(nodes)):
+            self._changed.update(permit.nodes)
+        requests = self._requests_on(self._changed)
+        self._changed.clear()
+        for request in self._in_order(requests):
             if usable := self._usable_nodes(request, now):
                 granted.append(self._make_permit(request, usable, now))
         return granted
@@ -305,7 +305,7 @@ class PermitTable:
     def _make_permit(self, request: PermitRequest, usable: tuple[Node, ...], now: float) -> Permit:
         self.epoch += 1
         job, nodes = request.job, request.nodes
-        owed = () if usable is nodes else tuple(node for node in nodes if node not in usable)
+        owed = () if len(usable) == len(nodes) else tuple(node for node in nodes if node not in usable)
         permit = Permit(
             job, request.ticket, request.pool, usable, self.epoch, now, request.visit, request.alone_for, owed=owed
         )
@@ -345,18 +345,11 @@ class PermitTable:
         return not request.visit, label, request.number
 
     def _usable_nodes(self, request: PermitRequest, now: float) -> tuple[Node, ...]:
-        """All its nodes, if it is next on all; those that a tail has left, if only tails are before it; else none."""
-        if all(self._is_free(node, now) and self._is_next(request, node) for node in request.nodes):
-            return request.nodes
-        if not request.partly:
-            return ()
-        left = tuple(node for node in request.nodes if not self._is_in_tail(node))
-        if len(left) == len(request.nodes):
-            return ()
-        ready = all(self._is_free(node, now) for node in left) and all(
-            self._is_next(request, node) for node in request.nodes
-        )
-        return left if ready else ()
+        """The nodes on which it may begin now, if it is next on all its nodes: those that no tail uses."""
+        nodes = request.nodes
+        if request.partly:
+            nodes = tuple(node for node in nodes if not self._is_in_tail(node))
+        return nodes if self._are_free(nodes, now) and self._is_next(request) else ()
 
     def _is_in_tail(self, node: Node) -> bool:
         """Whether the rest of a rollout runs on it, and it is owed to no job yet."""
@@ -364,29 +357,30 @@ class PermitTable:
         held = any(node in permit.nodes and permit.handed_back for permit in permits)
         return held and not any(node in permit.owed for permit in permits)
 
-    def _is_free(self, node: Node, now: float) -> bool:
-        """Whether no permit blocks it and it is owed to no job."""
-        permits = self._on[node].permits
-        return not permits or not any(
-            node in permit.owed or (node in permit.nodes and permit.blocks(now)) for permit in permits.values()
-        )
+    def _are_free(self, nodes: tuple[Node, ...], now: float) -> bool:
+        """Whether no permit blocks one of them and none is owed to a job."""
+        for node in nodes:
+            for permit in self._on[node].permits.values():
+                if node in permit.owed or (node in permit.nodes and permit.blocks(now)):
+                    return False
+        return True
 
     def _is_held(self, node: Node, now: float) -> bool:
         return any(node in permit.nodes and permit.blocks(now) for permit in self._on[node].permits.values())
 
-    def _is_next(self, request: PermitRequest, node: Node) -> bool:
-        use, tenant = self._on[node], self.tenants.get(request.job)
+    def _is_next(self, request: PermitRequest) -> bool:
+        """Whether it comes before all other jobs on all its nodes, as far as they use them in the same pool."""
+        tenant, uses = self.tenants.get(request.job), [self._on[node] for node in request.nodes]
         if request.visit or tenant is None or tenant.seat.discipline == "fifo":
             mine = self._place(request)
-            return all(other is request or mine < self._place(other) for other in use.requests.values())
-        if len(use.requests) > 1 and any(other.visit for other in use.requests.values()):
-            return False
-        if len(use.tenants) == 1:
-            return True
+            return all(other is request or mine < self._place(other) for use in uses for other in use.requests.values())
         pool, label = request.pool, tenant.label(request.pool)
-        for other in use.tenants.values():
-            if other.label(pool) < label and not self._is_past(other, pool, node):
+        for node, use in zip(request.nodes, uses, strict=True):
+            if len(use.requests) > 1 and any(other.visit for other in use.requests.values()):
                 return False
+            for other in use.tenants.values():
+                if (other.lap[pool], other.seat.rank) < label and not self._is_past(other, pool, node):
+                    return False
         return True
 
     def _is_past(self, tenant: Tenant, pool: SharedPool, node: Node) -> bool:
@@ -399,7 +393,10 @@ class PermitTable:
     # ------------------------------------------------------------------------------------------------ the index
 
     def _requests_on(self, nodes: Iterable[Node]) -> Collection[PermitRequest]:
-        return {job: ask for node in nodes for job, ask in self._on[node].requests.items()}.values()
+        requests: dict[str, PermitRequest] = {}
+        for node in nodes:
+            requests.update(self._on[node].requests)
+        return requests.values()
 
     def _index_tenant(self, tenant: Tenant) -> None:
         for nodes in tenant.seat.nodes.values():
@@ -416,7 +413,7 @@ class PermitTable:
     def _index_request(self, request: PermitRequest) -> None:
         for node in request.nodes:
             self._on[node].requests[request.job] = request
-        self._changed.update(request.nodes)
+        self._changed.add(request.nodes[0])  # one is enough to find it, and it makes no other request possible
 
     def _forget_request(self, request: PermitRequest) -> None:
         for node in request.nodes:

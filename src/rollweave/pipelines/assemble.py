@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rollweave.clock import Clock
@@ -19,6 +20,7 @@ from rollweave.config.control import (
     ControlConfig,
     OneOffPipeline,
     RollArtPipeline,
+    RolloutConfig,
     SamplingConfig,
     SyncPipeline,
     SyncPlusPipeline,
@@ -31,7 +33,7 @@ from rollweave.pipelines.checkpoints import Checkpoints
 from rollweave.pipelines.journal import Journal, OnRow, OnTrajectories
 from rollweave.pipelines.loop import Loop
 from rollweave.pipelines.one_off import one_off
-from rollweave.pipelines.permits import Alone, PermitGate, PermitSource
+from rollweave.pipelines.permits import PermitGate, PermitSource
 from rollweave.pipelines.rollart import rollart
 from rollweave.pipelines.state import RunState
 from rollweave.pipelines.sync import sync
@@ -42,7 +44,7 @@ from rollweave.rollout.evaluation import EvaluationSchedule, Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings, StalenessPolicy
 from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
-from rollweave.tasks import Cursor, TaskSource
+from rollweave.tasks import Cursor, Task, TaskSource
 from rollweave.training.protocol import Trainer
 
 Pipeline = Callable[[Loop, int, int], Awaitable[None]]
@@ -80,7 +82,9 @@ def assemble(
     dispatcher.listen(recorder)
     state = RunState()
     scoring = Scoring(rewards or HostBackend(dispatcher, recorder, control.rollout.max_retries), recorder)
-    scheduler = _scheduler(control, dispatcher, scoring, source, stop_tokens, clock, recorder)
+    settings = _settings(control, stop_tokens)
+    bound = StalenessBound(control.alpha, control.rollout.groups_per_step)
+    scheduler = RolloutScheduler(settings, bound, Cursor(source), dispatcher, scoring, clock, recorder)
     journal = Journal(clock, scheduler, fleet, recorder, on_row, on_trajectories)
     weights = WeightSync(
         trainer,
@@ -90,35 +94,28 @@ def assemble(
         timeout=control.rollout.deadlines.weight_sync,
         transfer=control.weights.transfer,
     )
-    evaluator = _evaluator(control, dispatcher, scoring, source, stop_tokens, clock, recorder)
-    evaluation = EvaluationSchedule(control.evaluation, evaluator)
+    tasks = source.held_out(control.evaluation.tasks) if control.evaluation.every else []
+    playing = evaluator(control.rollout, tasks, stop_tokens, dispatcher, scoring, clock, recorder) if tasks else None
+    evaluation = EvaluationSchedule(control.evaluation, playing)
     loop = Loop(
         scheduler,
         trainer,
         weights,
         journal,
-        PermitGate(permits or Alone(), fleet, scheduler, evaluation, journal, state, recorder),
+        PermitGate(permits, fleet, scheduler, evaluation, journal, state, recorder),
         evaluation,
-        Checkpoints(checkpoints, control.checkpoint, scheduler, trainer, weights, journal, state),
+        Checkpoints(checkpoints, control.checkpoint, scheduler, trainer, weights, state, recorder),
         state,
     )
     concurrency = _concurrency(control, fleet, dispatcher, clock, recorder)
     return Drive(pipeline(control), control.steps, loop, concurrency, recorder)
 
 
-def _scheduler(
-    control: ControlConfig,
-    dispatcher: Dispatcher,
-    scoring: Scoring,
-    source: TaskSource,
-    stop_tokens: tuple[int, ...],
-    clock: Clock,
-    recorder: Emitter,
-) -> RolloutScheduler:
+def _settings(control: ControlConfig, stop_tokens: tuple[int, ...]) -> RolloutSettings:
     rollout = control.rollout
-    settings = RolloutSettings(
+    return RolloutSettings(
         group_size=rollout.group_size,
-        sampling=training_sampling(rollout.sampling, stop_tokens),
+        sampling=_sampling(rollout.sampling, stop_tokens),
         seed=control.seed,
         get_batch_timeout=rollout.deadlines.get_batch,
         max_retries=rollout.max_retries,
@@ -131,8 +128,6 @@ def _scheduler(
         prompt_replication=rollout.prompt_replication,
         try_alone=control.try_alone,
     )
-    bound = StalenessBound(control.alpha, rollout.groups_per_step)
-    return RolloutScheduler(settings, bound, Cursor(source), dispatcher, scoring, clock, recorder)
 
 
 def _policy(control: ControlConfig) -> StalenessPolicy:
@@ -144,29 +139,19 @@ def _policy(control: ControlConfig) -> StalenessPolicy:
     return "wait"
 
 
-def _evaluator(
-    control: ControlConfig,
+def evaluator(
+    rollout: RolloutConfig,
+    tasks: Sequence[Task],
+    stop_tokens: tuple[int, ...],
     dispatcher: Dispatcher,
     scoring: Scoring,
-    source: TaskSource,
-    stop_tokens: tuple[int, ...],
     clock: Clock,
     recorder: Emitter,
-) -> Evaluator | None:
-    tasks = source.held_out(control.evaluation.tasks) if control.evaluation.every else []
-    if not tasks:
-        return None
-    rollout = control.rollout
-    return Evaluator(
-        tasks,
-        greedy(rollout.sampling, stop_tokens),
-        dispatcher,
-        scoring,
-        clock,
-        recorder,
-        rollout.max_retries,
-        rollout.deadlines.get_batch,
-    )
+) -> Evaluator:
+    """Plays these tasks greedily, with the limits of a job."""
+    sampling = replace(_sampling(rollout.sampling, stop_tokens), temperature=0.0, top_p=1.0, top_k=0)
+    retries, timeout = rollout.max_retries, rollout.deadlines.get_batch
+    return Evaluator(tasks, sampling, dispatcher, scoring, clock, recorder, retries, timeout)
 
 
 def _concurrency(
@@ -180,14 +165,8 @@ def _concurrency(
     return AdaptiveConcurrency(fleet, dispatcher, clock, recorder, floor=floor, ceiling=rollout.slots)
 
 
-def training_sampling(config: SamplingConfig, stop_tokens: tuple[int, ...]) -> Sampling:
-    return Sampling(
-        config.max_tokens, config.temperature, config.top_p, config.top_k, stop_tokens, stop_strings=config.stop
-    )
-
-
-def greedy(config: SamplingConfig, stop_tokens: tuple[int, ...]) -> Sampling:
-    return Sampling(config.max_tokens, temperature=0.0, stop_tokens=stop_tokens, stop_strings=config.stop)
+def _sampling(config: SamplingConfig, stop_tokens: tuple[int, ...]) -> Sampling:
+    return Sampling(config.max_tokens, config.temperature, config.top_p, config.top_k, stop_tokens, config.stop)
 
 
 class Drive:

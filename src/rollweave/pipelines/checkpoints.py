@@ -14,7 +14,7 @@ from typing import Any
 from rollweave.config.control import CheckpointConfig
 from rollweave.errors import RollweaveError
 from rollweave.fleet.weight_sync import WeightSync
-from rollweave.pipelines.journal import Journal
+from rollweave.observability.events import Emitter
 from rollweave.pipelines.state import RunState
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.state import SchedulerState, adapter, pack, unpack
@@ -59,16 +59,16 @@ class Checkpoints:
         scheduler: RolloutScheduler,
         trainer: Trainer,
         weights: WeightSync,
-        journal: Journal,
         state: RunState,
+        recorder: Emitter,
     ) -> None:
         self._folder = folder
         self._config = config
         self._scheduler = scheduler
         self._trainer = trainer
         self._weights = weights
-        self._journal = journal
         self._state = state
+        self._recorder = recorder
         self.describe: Callable[[SchedulerState], DriverState] = DriverState
         """What to keep around the scheduler's state: a session adds its logs and its job."""
 
@@ -84,12 +84,14 @@ class Checkpoints:
         if state.saved != state.version:
             if folder.exists():  # left by a trainer that outlived its driver, after this history had begun
                 checkpoint.set_aside(folder)
-            self._journal.saving(state.version)
+            self._recorder.emit(
+                "checkpoint.begin", version=state.version
+            )  # the last event before the marks of the logs
             state.trainer_busy = True
             await self._trainer.save(folder, self.describe(self._scheduler.state(state.version)).dump())
             state.trainer_busy = False
             state.saved = state.version
-            self._journal.saved(folder)
+            self._recorder.emit("checkpoint.saved", folder=str(folder))
             checkpoint.prune(self._folder, self._config.keep)
         return folder
 

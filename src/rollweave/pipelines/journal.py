@@ -1,11 +1,10 @@
-"""Journal: turns what happened in a step into one row of metrics, and hands it to whoever listens."""
+"""Journal: turns what happened in a step into one row of metrics, and hands it to its listeners."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -96,13 +95,6 @@ class Journal:
 
     def reached(self, target: float, step: int) -> None:
         self._recorder.emit("target.reached", target=target, step=step)
-
-    def saving(self, version: int) -> None:
-        """What a checkpoint remembers of the run's logs ends with this event."""
-        self._recorder.emit("checkpoint.begin", version=version)
-
-    def saved(self, checkpoint: Path) -> None:
-        self._recorder.emit("checkpoint.saved", folder=str(checkpoint))
 
     def _books(self) -> MetricsRow:
         books, scheduler = self._scheduler.ledger.summary(), self._scheduler

@@ -1,8 +1,8 @@
 """Permits: leave to use a pool for one phase, for jobs that share pools with others.
 
-A pipeline asks before each phase. Alone, the answer is always yes and costs nothing. Under the daemon
-(`rollweave submit`) the daemon says when: asking for the next permit hands the last one back, so that a job never
-computes without one, and while it waits, all it needs stays resident in its process: the next phase starts warm.
+A pipeline asks before each phase. Under the daemon (`rollweave submit`) the daemon says when: asking for the next
+permit hands the last one back, so that a job never computes without one. While a job waits, all that it needs stays
+resident in its process: the next phase starts warm.
 
 Tail: the last answers of a batch move together, and another job gets the other rollout nodes.
 
@@ -11,7 +11,7 @@ Tail: the last answers of a batch move together, and another job gets the other 
                       80 % done
 
 A's training still waits for every answer, so A is not faster; B is, which begins on the nodes that are free and goes on
-on all of them once A has left. Done only where pools are shared and somebody waits; planning never counts on it.
+on all of them once A has left. Done only where pools are shared and another job waits; planning never counts on it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SharedPool = Literal["rollout", "train"]
 
 
 class PermitSource(Protocol):
-    shared: bool
-    """Whether others wait for the pools: then nothing may go on in the background of another pool's phase."""
+    """Says when a job may use pools that it shares with others. A source that takes no part in tails leaves the last
+    three methods as they are."""
 
     async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
         """Hand back the last permit and wait for one on this pool. So far `step` steps are trained; the phase that ends
@@ -46,37 +46,19 @@ class PermitSource(Protocol):
 
     async def widened(self) -> None:
         """Wait until this permit has all its nodes."""
-        ...
+        return
 
     async def awaited(self, keep: int) -> None:
-        """Wait until somebody could begin if this permit kept its first `keep` nodes only."""
-        ...
+        """Wait until another job could begin if this permit kept its first `keep` nodes only."""
+        await asyncio.Event().wait()
 
     async def narrow(self, keep: int) -> None:
         """Hand back all nodes of this permit but the first `keep`."""
-        ...
+        return
 
 
 MakePermits = Callable[[Clock], PermitSource]
 """A permit source needs the clock of the loop that asks."""
-
-
-class Alone:
-    """All pools are this job's own."""
-
-    shared = False
-
-    async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
-        return None
-
-    async def widened(self) -> None:
-        pass
-
-    async def awaited(self, keep: int) -> None:
-        await asyncio.Event().wait()  # there is nobody
-
-    async def narrow(self, keep: int) -> None:
-        pass
 
 
 THRESHOLD = 0.8
@@ -88,42 +70,40 @@ TAIL_NODES = 0.25
 @dataclass(frozen=True, slots=True)
 class Tail:
     fleet: Fleet
-    """One engine for each rollout node."""
+    nodes: int
+    """Of the job: one for each engine that it began with, also while some of them are gone."""
     source: PermitSource
     scheduler: RolloutScheduler
     recorder: Emitter
-
-    async def begin(self, nodes: int | None) -> None:
-        """A permit, for so many nodes; None: for all."""
-        await self._use(nodes or self.fleet.size)
 
     async def run(self, partly: bool) -> None:
         """Beside the wait for a batch; given up when the batch is there. `partly`: the permit began on some nodes."""
         if partly:
             await self.source.widened()
-            await self._use(self.fleet.size)
-        keep = ceil(TAIL_NODES * self.fleet.size)
+            await self.use()
+        keep = ceil(TAIL_NODES * self.nodes)
         await self.scheduler.ended(THRESHOLD)
         await self.source.awaited(keep)
         await self.scheduler.ended(THRESHOLD)  # still: groups may have failed, and others begun in their place
-        await self._use(keep)
+        await self.use(keep)
         await self.source.narrow(keep)
 
-    async def _use(self, nodes: int) -> None:
-        """From now on only the first so many engines; returns when the others hold nothing any more."""
+    async def use(self, nodes: int | None = None) -> None:
+        """From now on only the first so many engines; None: all. Returns when the others hold nothing any more."""
         before, ids = self.fleet.moves, [entry.id for entry in self.fleet.living()]
-        self.fleet.use(ids[:nodes])
-        await self.fleet.emptied(ids[nodes:])
+        used = ids[:nodes]
+        self.fleet.use(used)
+        await self.fleet.emptied(ids[len(used) :])
         if moved := self.fleet.moves - before:
-            self.recorder.emit("requests.move", moved=moved, nodes=nodes)
+            self.recorder.emit("requests.move", moved=moved, nodes=len(used))
 
 
 class PermitGate:
-    """Where the loop asks for a pool before each phase. A job alone passes for free."""
+    """Asks for a pool before each phase of the loop. A job whose pools are its own has no source, and passes."""
 
     def __init__(
         self,
-        source: PermitSource,
+        source: PermitSource | None,
         fleet: Fleet,
         scheduler: RolloutScheduler,
         evaluation: EvaluationSchedule,
@@ -136,8 +116,8 @@ class PermitGate:
         self._evaluation = evaluation
         self._journal = journal
         self._state = state
-        several = source.shared and fleet.size > 1
-        self.tail = Tail(fleet, source, scheduler, recorder) if several else None
+        several = fleet.size > 1
+        self.tail = Tail(fleet, fleet.size, source, scheduler, recorder) if source is not None and several else None
         """Of jobs with several rollout nodes that others may wait for."""
         self._standing: AsyncExitStack | None = None
         """The engines stand still, because it is not their turn."""
@@ -147,7 +127,7 @@ class PermitGate:
     async def take(self, pool: SharedPool, tokens: int = 0, partly: bool = False) -> None:
         """Before a phase. Where pools are shared, engines stand still outside their turn, whatever they hold. `partly`:
         it may begin on some of its nodes."""
-        if not self._source.shared:
+        if self._source is None:
             return
         await self._evaluation.settle()
         if self._standing is None:
@@ -159,7 +139,7 @@ class PermitGate:
         if pool == "rollout":
             self._partly = nodes is not None
             if self.tail is not None:
-                await self.tail.begin(nodes)
+                await self.tail.use(nodes)
             await self._standing.aclose()
             self._standing = None
 

@@ -251,7 +251,10 @@ class Dispatcher:
         elif message.lease not in seat.playing:
             pass  # the late word of a host that was given up for dead
         elif isinstance(message, Moved):
-            self._place(message.lease, message.route)
+            lease = self._leases[message.lease]
+            if message.number > lease.moved:
+                lease.moved = message.number
+                self._place(lease.id, message.route)
         else:
             message.host = seat.number
             self._end(message)

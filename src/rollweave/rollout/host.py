@@ -84,7 +84,8 @@ class EnvHost:
         tasks.create_task(self._play(manager), name=manager.name)
 
     def _tell_moved(self, attempt: str, route: Route) -> None:
-        self.link.say(f"moved.{next(self._moves)}", Moved(attempt, route))
+        number = next(self._moves)
+        self.link.say(f"moved.{number}", Moved(attempt, route, number))
 
     async def _play(self, manager: EnvManager) -> None:
         report = await manager.play()

@@ -127,6 +127,8 @@ class Lease:
     """The engine version at admission."""
     engine: EngineId | None = None
     """Where the trajectory is routed to; filled in when the lease is handed to a host. None: no engine was open."""
+    moved: int = -1
+    """The latest of its host's moves that the driver has heard of."""
     prefill: EngineId | None = None
     """The engine that computes its contexts, if `engine` only decodes."""
 
@@ -147,6 +149,8 @@ class Moved:
 
     lease: str
     route: Route
+    number: int
+    """Of the host's moves: of two of one lease the later is true, in whatever order they arrive."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import ConfigError, first_cause
 from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import Recorder
-from rollweave.pipelines.assemble import greedy
+from rollweave.pipelines.assemble import evaluator
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.evaluation import Evaluation, Evaluator
+from rollweave.rollout.evaluation import Evaluation
 from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.training.checkpoint import newest
@@ -82,16 +82,14 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
     held_out = source(job.environment, job.seed, Path()).held_out(tasks)
     if not held_out:
         raise ConfigError("environment: no tasks are held out; set environment.held_out above 0")
-    sampling = greedy(job.rollout.sampling, ChatFormat.of(policy).stop_tokens)
+    stop_tokens = ChatFormat.of(policy).stop_tokens
     fleet = Fleet()
     dispatcher = Dispatcher.of(job.rollout, fleet)
     async with start_players(blueprint, fleet, dispatcher, clock, MemoryStore()):
-        recorder, rollout = Recorder(clock.now), job.rollout
-        scoring = Scoring(HostBackend(dispatcher, recorder, rollout.max_retries), recorder)
-        evaluator = Evaluator(
-            held_out, sampling, dispatcher, scoring, clock, recorder, rollout.max_retries, rollout.deadlines.get_batch
-        )
-        evaluator.start(0)
-        evaluation = await evaluator.result()
+        recorder = Recorder(clock.now)
+        scoring = Scoring(HostBackend(dispatcher, recorder, job.rollout.max_retries), recorder)
+        playing = evaluator(job.rollout, held_out, stop_tokens, dispatcher, scoring, clock, recorder)
+        playing.start(0)
+        evaluation = await playing.result()
     assert evaluation is not None
     return evaluation

@@ -3,11 +3,9 @@
 A run may take several sessions (`--resume`), and a session several lives: if the trainer's process dies, what it held
 is gone, and everything is started again from the newest checkpoint, the same way as a resume.
 
-Ctrl-C as a request: the first one asks for an orderly end, the second one is the usual Ctrl-C.
-
-The heartbeat of a run: once a second it asks everybody what they wait for and has it written down.
-
-It may not be held up by what it reports: an engine that does not answer in time is shown as it last was.
+The first Ctrl-C asks for an orderly end, the second one is the usual Ctrl-C. Once a second a heartbeat asks engines and
+hosts what they do and what they wait for, and writes it into status.json; an engine that does not answer in time is
+shown as it last was.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ import asyncio
 import logging
 import signal
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,24 +48,21 @@ from rollweave.tasks import TaskSource
 from rollweave.training.checkpoint import newest
 
 
-class interrupts:
-    """While open, Ctrl-C calls this instead of tearing the process down; a second one is the usual Ctrl-C."""
+@contextmanager
+def interrupts(stop: Callable[[], None]) -> Iterator[None]:
+    """Inside, Ctrl-C calls `stop` instead of tearing the process down; a second one is the usual Ctrl-C."""
+    loop = asyncio.get_running_loop()
 
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self._stop = stop
+    def interrupt() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        stop()
 
-    def __enter__(self) -> None:
-        with suppress(ValueError, RuntimeError):  # not in the main thread (a notebook): leave signals alone
-            self._loop = asyncio.get_running_loop()
-            self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
-
-    def _interrupt(self) -> None:
-        self._loop.remove_signal_handler(signal.SIGINT)
-        self._stop()
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(ValueError, RuntimeError):
-            self._loop.remove_signal_handler(signal.SIGINT)
+    with suppress(ValueError, RuntimeError):  # not in the main thread (a notebook): leave signals alone
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 SECONDS = 1.0
@@ -249,7 +244,7 @@ class Session:
         )
 
     def _announce(self, event: Event) -> None:
-        """What somebody who watches should know of."""
+        """Shows a person who watches that a worker died or works again."""
         if event.name == "worker.died":
             self.view.note(f"{event.data['worker']} died; its log: {self.folder.logs}/{event.data['worker']}.log")
         elif event.name == "worker.restarted":

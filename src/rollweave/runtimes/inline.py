@@ -1,7 +1,7 @@
 """The inline runtime: everything cooperatively on one loop, in one process.
 
 Deterministic and friendly to a debugger; generation and training cannot overlap, because a train step blocks
-the loop. That time counts against nobody's deadline. Several engines step in a thread each, so that they can use
+the loop. That time counts against no deadline. Several engines step in a thread each, so that they can use
 several cores; then the order of answers is the threads', and only what is sampled stays the seed's.
 """
 
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollweave.clock import Clock, VirtualLoop
+from rollweave.clock import Clock
 from rollweave.config.job import InlineRuntime, RayRuntime
 from rollweave.engines.loop import EngineLoop, StepSeconds
 from rollweave.environments.isolation import EnvironmentPool
@@ -56,7 +56,7 @@ class InlineTrainer:
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
         """In a thread, so that episodes go on meanwhile. The virtual clock knows no threads: there the loop waits."""
-        if isinstance(self._clock.loop, VirtualLoop):
+        if self._clock.is_virtual:
             self._core.save(folder, driver)
         else:
             await asyncio.to_thread(self._core.save, folder, driver)
@@ -123,7 +123,7 @@ async def start_inline(
 
 
 def use_threads(runtime: InlineRuntime, sharing: int = 1) -> None:
-    """Of whoever calls: it computes on as many cores. `sharing`: so many compute at the same time."""
+    """Let the calling thread compute on as many cores as the job says; `sharing`: so many compute at the same time."""
     import torch
 
     torch.set_num_threads(runtime.threads or max(1, cores() // sharing))

@@ -2,16 +2,6 @@
 
 An engine that dies is gone: each open call to it fails with `EngineGone`, and so does each later one. What becomes of
 requests and updates is decided above: hosts route again, the driver goes on with the other engines.
-
-A worker process as seen from another: called by name, and what goes wrong in it is said plainly.
-
-Ray wraps whatever a worker raises into its own error, with a traceback for a message. Here it comes out as it was
-raised there. A worker that is gone cannot say why; its name and the end of its log do.
-
-What the driver knows about its workers' deaths: each is an event, each is counted, and there is an end to it.
-
-A worker that was killed is started again. One that dies again and again without a train step in between was not
-unlucky: whatever kills it will kill the next one too, and the run ends with its cause.
 """
 
 from __future__ import annotations
@@ -44,6 +34,9 @@ CRASH = "Fatal Python error"
 
 @dataclass(frozen=True, slots=True)
 class WorkerHandle:
+    """A worker process as seen from another. Ray wraps what a worker raises into its own error, with a traceback for a
+    message; here it comes out as it was raised. A worker that is gone cannot say why; the end of its log does."""
+
     actor: Any
     name: str
     log: Path
@@ -97,7 +90,7 @@ class WorkerHandle:
 
 
 class Mishaps:
-    """What goes wrong where nobody waits for an answer, kept for somebody who does."""
+    """Keeps what goes wrong in a call without an answer for the task that awaits `raised`."""
 
     def __init__(self) -> None:
         self._first: BaseException | None = None
@@ -107,7 +100,7 @@ class Mishaps:
     def noticed(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # the boundary between calls that nobody awaits and `raised`
+        except Exception as error:  # the boundary between calls without an answer and `raised`
             self._first = self._first or error
             self._happened.set()
 
@@ -122,25 +115,24 @@ MOST_DEATHS = 5
 
 
 class Restarts:
-    def __init__(self, recorder: Emitter, most_deaths: int = MOST_DEATHS) -> None:
+    """Counts the deaths of workers. One that was killed is started again; one that dies again and again without a train
+    step in between was not unlucky: its cause will kill the next one too, and ends the run."""
+
+    def __init__(self, recorder: Emitter) -> None:
         self._recorder = recorder
-        self._most_deaths = most_deaths
         self._deaths: Counter[str] = Counter()
-        self.restarted: Counter[str] = Counter()
-        """By worker, since the beginning."""
 
     def died(self, death: WorkerDied) -> None:
         """Write a death down. Raises it when it is one too many."""
         self._recorder.emit("worker.died", worker=death.worker, cause=str(death))
         self._deaths[death.worker] += 1
-        if (deaths := self._deaths[death.worker]) >= self._most_deaths:
+        if (deaths := self._deaths[death.worker]) >= MOST_DEATHS:
             raise WorkerDied(
                 f"{deaths} times without a completed train step in between, {death}", death.worker
             ) from death
 
     def back(self, death: WorkerDied, seconds: float) -> None:
         """The dead worker's successor works, that long after its death."""
-        self.restarted[death.worker] += 1
         self._recorder.emit("worker.restarted", worker=death.worker, seconds=seconds, cause=str(death))
 
     def progress(self) -> None:
@@ -242,7 +234,7 @@ class RayEngineControl:
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            return await self._worker.call(method, *arguments)
+            return await self._worker.call("control", method, *arguments)
         except WorkerDied as death:
             raise EngineGone(str(death)) from death
 

@@ -42,7 +42,8 @@ class Crew:
     async def ready(self, worker: WorkerHandle) -> None:
         """Wait until a worker can work."""
         started = self.clock.now()
-        pid = await worker.call("ready")
+        with self.clock.wait("driver", f"{worker.name} to start"):
+            pid = await worker.call("ready")
         self.recorder.emit("worker.ready", worker=worker.name, pid=pid, seconds=self.clock.now() - started)
 
     async def waits(self) -> list[Waiting]:
@@ -55,7 +56,7 @@ class Crew:
             async with asyncio.timeout(ANSWER_SECONDS):
                 waits: list[Waiting] = await host.call("waits", MOST_WAITS)
                 return waits
-        except TimeoutError:  # somebody keeps its loop to himself
+        except TimeoutError:  # an environment or a reward blocks its loop
             return [Waiting(host.name, "an environment or reward that does not let go of it", ANSWER_SECONDS)]
         except WorkerDied:
             return [Waiting(host.name, "being started again", 0.0)]
@@ -70,6 +71,7 @@ class EngineKeeper:
         self._tasks = tasks
         self._spare: WorkerHandle | None = None
         self._lives = 0
+        crew.fleet.on_change.append(self._end_if_lost)
         self._join(spawn())
 
     async def start(self) -> None:
@@ -110,6 +112,12 @@ class EngineKeeper:
         self._lives += 1
         self._id = f"{worker.name}/{self._lives}"
         self._crew.fleet.join(EngineEntry(self._id, RayEngineControl(worker), worker, tasks=self._tasks))
+
+    def _end_if_lost(self, entry: EngineEntry) -> None:
+        """The fleet gives up an engine that was out of reach or took too long. Its process may still run, and would
+        keep its successor away."""
+        if entry.id == self._id and entry.state == "gone":
+            self._worker.end()
 
 
 class HostKeeper:

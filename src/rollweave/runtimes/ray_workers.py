@@ -1,8 +1,8 @@
 """The worker processes of the Ray runtime: engine, trainer, environment host.
 
-Each is an ordinary class that Ray turns into an actor. What arrives one by one inside a process crosses the
-border in batches: everything said within one tick of a loop is one actor call. Where nobody waits for a call's answer,
-what goes wrong in it ends `run`, for which the driver waits.
+Each is an ordinary class that Ray turns into an actor. What arrives one by one inside a process crosses the border in
+batches: everything said within one tick of a loop is one actor call. Where the caller does not wait for an answer, what
+goes wrong ends `run`, for which the driver waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from rollweave.clock import Clock, Waiting
 from rollweave.engines.loop import EngineLoop
-from rollweave.engines.protocol import Completion, EngineStats
+from rollweave.engines.protocol import Completion
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments
 from rollweave.fleet.fleet import EngineInfo, FleetUpdate
@@ -109,20 +109,9 @@ class EngineWorker:
             self._loop.release(trajectory)
         self._outboxes.pop(client, None)
 
-    async def suspend(self) -> None:
-        await self._loop.suspend()
-
-    async def resume(self) -> None:
-        await self._loop.resume()
-
-    async def prepare(self, version: int) -> Fingerprint:
-        return await self._loop.prepare(version)
-
-    async def commit(self, version: int) -> None:
-        await self._loop.commit(version)
-
-    async def stats(self) -> EngineStats:
-        return await self._loop.stats()
+    async def control(self, command: str, *arguments: Any) -> Any:
+        """A command of `EngineControl`."""
+        return await getattr(self._loop, command)(*arguments)
 
 
 class TrainerWorker:

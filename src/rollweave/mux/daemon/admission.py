@@ -6,8 +6,10 @@ On this machine a node is a core: rollout nodes are the first cores, train nodes
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.records import JobRecord, PhaseTimes
@@ -15,11 +17,12 @@ from rollweave.mux.decisions.invariants import PlanError, check_state
 from rollweave.mux.decisions.plan import Plan, PlanStep, apply
 from rollweave.mux.decisions.scheduler import Scheduler
 from rollweave.mux.decisions.seats import node_names, seat_in, seats_of
-from rollweave.mux.model.group import CoGroup
 from rollweave.mux.model.job import JobProfile, MuxJob
 from rollweave.mux.model.state import ClusterState, rollout_pool, train_pool
 from rollweave.mux.permits import Node, Seat
 from rollweave.pipelines.permits import SharedPool
+
+_STATE = TypeAdapter(ClusterState)
 
 
 class NeverFits(RollweaveError):
@@ -76,7 +79,9 @@ class Admission:
     def observe(self, job: str, took: PhaseTimes, now: float) -> PhaseTimes | None:
         """One more iteration is done. Returns new worst times if the job has lost its place because of them."""
         known = self.state.jobs[job]
-        self.state.report(job, known.done + 1, now)
+        known.report(known.done + 1, now)
+        if not (took.t_roll and took.t_train):  # they are not known
+            return None
         plan = self.scheduler.observe(self.state, job, took.t_roll, took.t_train, now)
         with suppress(PlanError):  # then all stays as it is
             self.scheduler.apply(self.state, plan, now)
@@ -101,13 +106,6 @@ class Admission:
         """The core that stands for each node; with fewer cores than nodes, neighbours share."""
         return tuple(available[self._number(node) % len(available)] for node in nodes)
 
-    def period(self, job: str) -> float | None:
-        """Seconds an iteration is planned to take in its present company."""
-        return self.state.jobs[job].pace if job in self.state.home else None
-
-    def group(self, job: str) -> CoGroup | None:
-        return self.state.group_of(job) if job in self.state.home else None
-
     def _load(self, pool: SharedPool, node: int) -> float:
         groups = self.state.groups.values()
         if pool == "rollout":
@@ -121,8 +119,7 @@ class Admission:
     # ------------------------------------------------------------------------------------------------- the disk
 
     def dump(self) -> dict[str, Any]:
-        state = self.state.to_dict()
-        return {**state, "groups": _named(state["groups"]), "limits": [self.rollout_nodes, self.train_nodes]}
+        return {**asdict(self.state), "limits": [self.rollout_nodes, self.train_nodes]}
 
     def restore(self, data: dict[str, Any] | None) -> None:
         """Go back to what `dump` wrote down; None: to nothing. Raises `PlanError` if that contradicts itself."""
@@ -136,13 +133,8 @@ class Admission:
                 "cancel them first"
             )
         if data["home"]:
-            self.state = ClusterState.from_dict(data)
+            self.state = _STATE.validate_python(data)
             check_state(self.state, self.scheduler.policy)
-
-
-def _named(groups: dict[int, Any]) -> dict[str, Any]:
-    """JSON has no numbers for keys."""
-    return {str(number): group for number, group in groups.items()}
 
 
 def _job(record: JobRecord) -> MuxJob:

@@ -29,7 +29,7 @@ class DaemonError(RollweaveError):
 
 class Client:
     def __init__(self, folder: StateFolder) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def get(self, path: str) -> Any:
         return self._call("GET", path)
@@ -38,7 +38,7 @@ class Client:
         return self._call("POST", path, body or {})
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        address = self._folder.address()
+        address = self.folder.address()
         # Plain HTTP: there are no certificates, and loading some takes a tenth of a second.
         options: dict[str, Any] = {"timeout": TIMEOUT, "trust_env": False, "verify": False}
         headers = {"Authorization": f"Bearer {self._token()}"}
@@ -47,9 +47,9 @@ class Client:
                 answer = client.request(method, path, json=body)
         except httpx2.TransportError as error:
             raise NoDaemon(
-                f"the daemon of {self._folder.path} does not answer at {address['url']} ({type(error).__name__}): "
-                f"start it again with `rollweave daemon start --state {self._folder.path}` (its jobs are not lost); "
-                f"what it said last is in {self._folder.log}"
+                f"the daemon of {self.folder.path} does not answer at {address['url']} ({type(error).__name__}): "
+                f"start it again with `rollweave daemon start --state {self.folder.path}` (its jobs are not lost); "
+                f"what it said last is in {self.folder.log}"
             ) from None
         if answer.status_code >= 400:
             raise DaemonError(_words(answer))
@@ -57,10 +57,10 @@ class Client:
 
     def _token(self) -> str:
         try:
-            return self._folder.token.read_text().strip()
+            return self.folder.token.read_text().strip()
         except OSError as error:
             raise NoDaemon(
-                f"{self._folder.token}: cannot be read ({error.strerror}); name the daemon's --state"
+                f"{self.folder.token}: cannot be read ({error.strerror}); name the daemon's --state"
             ) from None
 
 

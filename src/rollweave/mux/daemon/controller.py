@@ -8,10 +8,9 @@ is enough.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.admission import Admission, NeverFits
@@ -44,11 +43,15 @@ class Refused(RollweaveError):
     """An order that makes no sense for this job."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class FiniteMessage(BaseModel):
+    """A message that becomes part of the daemon's state, which holds finite numbers only."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Ask(FiniteMessage):
     """The message by which a process hands its permit back and asks for the next."""
 
-    job: str
     life: int
     ticket: str
     wanted: Wanted
@@ -66,6 +69,7 @@ class Controller:
     def __init__(self, store: Store, admission: Admission, now: Callable[[], float]) -> None:
         self._store = store
         self._now = now
+        self._began = now()
         self._events: list[tuple[float, str, str, str]] = []
         self.admission = admission
         self.load()
@@ -75,14 +79,14 @@ class Controller:
         self.jobs = self._store.jobs()
         self.set_aside = self._store.set_aside()
         """Stored jobs that cannot be read, and why: the others go on without them."""
-        self.permit_table = _TABLE.validate_python(self._store.fact("permits") or {})
         self._numbered = self._store.fact("numbered") or len(self.jobs)
         self._events.clear()
         try:
+            self.permit_table = _TABLE.validate_python(self._store.fact("permits") or {})
             self.admission.restore(self._store.fact("scheduler"))
             self._forget_set_aside()
             self._check_places()
-        except (PlanError, ProfileError) as error:
+        except (PlanError, ProfileError, ValidationError) as error:
             raise StoreError(
                 f"{self._store.path}: the jobs cannot go on, their stored places contradict each other ({error}); "
                 "start with another --state folder and submit them again (their runs stay in this one)"
@@ -133,6 +137,7 @@ class Controller:
         record = self.get(job)
         if not record.over or record.state == "finished":
             raise Refused(f"job {job} is {record.state}; only a failed or cancelled job can be submitted again")
+        self.admission.check_fits(record.n_roll, record.n_train, record.memory_gb)
         if record.process is not None:
             raise Refused(f"job {job} has not ended yet; try again in a moment")
         record.state = "profiling" if record.profile is None else "waiting"
@@ -149,17 +154,17 @@ class Controller:
 
     # ----------------------------------------------------------------------------------------- from processes
 
-    def ask(self, ask: Ask) -> Permit | None:
+    def ask(self, job: str, ask: Ask) -> Permit | None:
         """Hand back the last permit and ask for the next. Returns it if it is granted; None: ask again."""
-        record = self._current(ask.job, ask.life)
-        if not (self.permit_table.holds(ask.job, ask.ticket) or self.permit_table.waits(ask.job, ask.ticket)):
+        record, table = self._current(job, ask.life), self.permit_table
+        if not (table.holds(job, ask.ticket) or table.waits(job, ask.ticket)):
             if ask.epoch not in (None, record.handed_back):
                 self._hand_back(record, ask)
             if record.state != "waiting":
                 self._get_in_line(record, ask)
-            self.permit_table.grant(self._now())
+            table.grant(self._now())
             self._commit(record)
-        return self.permit_table.permits[ask.job] if self.permit_table.holds(ask.job, ask.ticket) else None
+        return table.permits[job] if table.holds(job, ask.ticket) else None
 
     def awaited(self, job: str, life: int, epoch: int, keep: int) -> bool:
         """Whether another job could begin if this permit kept its first `keep` nodes only."""
@@ -201,10 +206,10 @@ class Controller:
         permit = self.permit_table.give_back(record.id, ask.epoch)
         record.handed_back = ask.epoch
         if permit.visit:
-            if ask.wanted == "rollout":  # it had a visit to load everything; now its first phase comes
-                record.cold_seconds += self._now() - permit.since
+            if ask.wanted == "rollout" and (record.state == "running" or ask.step == 0):
+                record.cold_seconds += self._measured_seconds(permit)  # of the visit to load everything
             return
-        progress, seconds = record.progress, permit.worked(self._now())
+        progress, seconds = record.progress, self._measured_seconds(permit)
         progress.tokens += ask.tokens
         record.warm_seconds = max(record.warm_seconds, ask.warm_seconds)
         if permit.pool == "rollout":
@@ -215,6 +220,11 @@ class Controller:
             progress.took.t_train = seconds
             progress.step, record.kills = ask.step, 0
             self._observe(record)
+
+    def _measured_seconds(self, permit: Permit) -> float:
+        """Seconds of work under a permit that ends now; 0 if they are not known: a phase that began under an earlier
+        daemon may have ended while no daemon ran."""
+        return permit.worked(self._now()) if permit.since >= self._began else 0.0
 
     def _observe(self, record: JobRecord) -> None:
         """Tell the scheduler what an iteration really took. A job that has drifted out of its place arrives again."""
@@ -274,9 +284,13 @@ class Controller:
         return [job for job in self.jobs.values() if job.state in ("profiling", "running") and job.process is None]
 
     def to_end(self) -> list[JobRecord]:
-        """Jobs whose process should not run: they have no place (any more), or hold a permit far too long."""
+        """Jobs whose process should not run: they have no place (any more), or hold a permit far too long.
+
+        A job could not hand back its permit while no daemon ran, so only the time of this daemon counts.
+        """
         over = [job for job in self.jobs.values() if (job.over or job.state == "waiting") and job.process is not None]
-        late = [self.jobs[p.job] for p in self.permit_table.permits.values() if self._now() - p.since > self._lease(p)]
+        held = [(permit, self._now() - max(permit.since, self._began)) for permit in self.permit_table.permits.values()]
+        late = [self.jobs[permit.job] for permit, seconds in held if seconds > self._lease(permit)]
         for job in late:
             self._say("hangs", job, "holds a permit for ten times its worst case: its process is ended")
         return over + late
@@ -332,21 +346,13 @@ class Controller:
     def _after_exit(self, record: JobRecord, how: Ending, error: str) -> None:
         profiling = record.state == "profiling"
         if profiling and record.profile is not None:
-            self._after_profile(record)
+            record.state = "waiting"
         elif how == "finished" and not profiling:
             self._end(record, "finished", "")
         elif how == "failed":
             self._end(record, "failed", error)
         else:
             self._killed(record, error)
-
-    def _after_profile(self, record: JobRecord) -> None:
-        try:
-            self.admission.check_fits(record.n_roll, record.n_train, record.memory_gb)
-        except NeverFits as error:
-            self._end(record, "failed", str(error))
-        else:
-            record.state = "waiting"
 
     def _killed(self, record: JobRecord, error: str) -> None:
         record.kills += 1
@@ -375,14 +381,23 @@ class Controller:
         self.permit_table.grant(self._now())
 
     def _place_waiting(self) -> None:
-        """Place waiting jobs, oldest first. One that does not fit keeps its place; smaller ones may go ahead."""
+        """Place waiting jobs, oldest first. One that does not fit keeps its place; smaller ones may go ahead. One that
+        would not fit into empty pools has failed: a job measured its memory, or the daemon has fewer nodes now."""
         for record in self.jobs.values():
             if record.state == "waiting":
-                placed, record.why = self.admission.arrive(record, self._now())
-                if placed:
-                    record.state = "running"
-                    self._say("placed", record, record.why[0])
+                self._place(record)
         self.permit_table.reseat(self.admission.seats())
+
+    def _place(self, record: JobRecord) -> None:
+        try:
+            self.admission.check_fits(record.n_roll, record.n_train, record.memory_gb)
+        except NeverFits as error:
+            self._end(record, "failed", str(error))
+            return
+        placed, record.why = self.admission.arrive(record, self._now())
+        if placed:
+            record.state = "running"
+            self._say("placed", record, record.why[0])
 
     def held_seconds(self, node: Node) -> float | None:
         return next((self._now() - p.since for p in self.permit_table.permits.values() if node in p.nodes), None)
@@ -391,6 +406,7 @@ class Controller:
         return self._store.events(job)
 
     def _lease(self, permit: Permit) -> float:
+        """Seconds after which a job that still holds the permit hangs."""
         profile = self.jobs[permit.job].profile
         if permit.visit or profile is None:
             return LEASE_SECONDS * LEASE_FACTOR

@@ -27,7 +27,7 @@ from rollweave.pipelines.permits import MakePermits, SharedPool
 from rollweave.runtimes.machine import pause, use_cores, wall_time
 
 POLL_SECONDS = 20.0
-"""How long the daemon keeps a request open before it answers: not yet."""
+"""How long the daemon keeps a request for a permit open; then the job asks again."""
 
 BACKOFF = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 
@@ -39,7 +39,6 @@ class DaemonPermits:
     folder: StateFolder
     job: str
     life: int
-    shared: bool = True
     epoch: int | None = None
     cores: tuple[int, ...] = ()
     """The core of each node of the permit."""
@@ -63,16 +62,7 @@ class DaemonPermits:
 
     def start(self) -> None:
         """Wait for the permit to load everything. There is no event loop yet, so this blocks."""
-        message = self._message("start", 0, 0)
-        for number in count():
-            try:
-                with httpx2.Client(**self._call()) as client:
-                    answer = client.post(f"/jobs/{self.job}/permit", json=message)
-                self._check(answer)
-                if self._granted(answer):
-                    return
-            except (httpx2.HTTPError, NoDaemon):
-                pause(_backoff(number))
+        self._block_until("permit", self._message("start", 0, 0), self._granted)
 
     async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
         message = self._message(pool, step, tokens, partly)
@@ -104,10 +94,16 @@ class DaemonPermits:
 
     def tell_profile(self, t_roll: float, t_train: float, memory_gb: float) -> None:
         message = {"life": self.life, "t_roll": t_roll, "t_train": t_train, "memory_gb": memory_gb}
+        self._block_until("profile", message, lambda answer: True)
+
+    def _block_until(self, what: str, message: dict[str, Any], done: Callable[[httpx2.Response], bool]) -> None:
+        """As `_until`, where there is no event loop."""
         for number in count():
             try:
                 with httpx2.Client(**self._call()) as client:
-                    self._check(client.post(f"/jobs/{self.job}/profile", json=message))
+                    answer = client.post(f"/jobs/{self.job}/{what}", json=message)
+                self._check(answer)
+                if done(answer):
                     return
             except (httpx2.HTTPError, NoDaemon):
                 pause(_backoff(number))

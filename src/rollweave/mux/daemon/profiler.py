@@ -26,7 +26,7 @@ from rollweave.mux.permits import StalePermit
 from rollweave.observability.events import Recorder
 from rollweave.observability.memory import resident_mb
 from rollweave.pipelines.assemble import assemble
-from rollweave.pipelines.permits import Alone, PermitSource, SharedPool
+from rollweave.pipelines.permits import PermitSource, SharedPool
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.inline import start_inline, use_threads
@@ -35,7 +35,7 @@ ITERATIONS = 2
 
 
 @dataclass(slots=True)
-class Stopwatch(Alone):
+class Stopwatch(PermitSource):
     """Times permits: from the moment one is granted to the moment the next is asked for.
 
     It never hands back nodes early, because a worst case does not count on tails.
@@ -43,7 +43,6 @@ class Stopwatch(Alone):
 
     permits: PermitSource
     clock: Clock
-    shared: bool = True
     phases: list[tuple[SharedPool, float]] = field(default_factory=list)
     _open: tuple[SharedPool, float] | None = None
 

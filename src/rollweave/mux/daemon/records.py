@@ -58,7 +58,7 @@ class JobProgress:
     worked: PhaseTimes = field(default_factory=PhaseTimes)
     """Seconds under permits, summed."""
     took: PhaseTimes = field(default_factory=PhaseTimes)
-    """Seconds under permits in the present iteration."""
+    """Seconds under permits in the present iteration; 0 where they are not known."""
     first_ready: float | None = None
     """When its first iteration could start: the clock of its SLO."""
 

@@ -7,18 +7,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from rollweave.mux.daemon.controller import Controller
-from rollweave.mux.daemon.records import JobRecord
+from rollweave.mux.daemon.records import JobRecord, JobState
 from rollweave.mux.daemon.store import StateFolder
+
+if TYPE_CHECKING:  # the commands show views and need no controller
+    from rollweave.mux.daemon.controller import Controller
 
 
 def job_view(record: JobRecord, controller: Controller, run: Path) -> dict[str, Any]:
     profile, progress = record.profile, record.progress
     solo = profile.t_roll + profile.t_train if profile else None
     mean = progress.seconds / progress.iterations if progress.iterations else None
-    group = controller.admission.group(record.id)
+    placed = controller.admission.state
+    group = placed.group_of(record.id) if record.id in placed.home else None
     return {
         "id": record.id,
         "source": record.source,
@@ -31,7 +34,7 @@ def job_view(record: JobRecord, controller: Controller, run: Path) -> dict[str, 
         "t_roll": profile.t_roll if profile else None,
         "t_train": profile.t_train if profile else None,
         "solo_seconds": solo,
-        "planned_seconds": controller.admission.period(record.id),
+        "planned_seconds": placed.jobs[record.id].pace if group else None,
         "iteration_seconds": mean,
         "slowest_iteration_seconds": progress.slowest or None,
         "slow_down": mean / solo if mean and solo else None,
@@ -71,10 +74,7 @@ def daemon_view(controller: Controller, folder: StateFolder) -> dict[str, Any]:
             }
             for node in nodes
         ],
-        "jobs": {
-            state: sum(job.state == state for job in controller.jobs.values())
-            for state in ("profiling", "waiting", "running", "finished", "failed", "cancelled")
-        },
+        "jobs": {state: sum(job.state == state for job in controller.jobs.values()) for state in get_args(JobState)},
     }
 
 

@@ -19,6 +19,7 @@ nodes to which its jobs are pinned, and no others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from rollweave.errors import RollweaveError
 from rollweave.mux.decisions.plan import Plan, touched_groups, try_plan
@@ -41,7 +42,12 @@ def check_plan(state: ClusterState, plan: Plan, now: float, policy: MuxPolicy, a
     touched = touched_groups(state, plan)
     after = try_plan(state, plan, now, arriving)
     groups = [after.groups[number] for number in touched if number in after.groups]
-    problem = _first(_all(state, after, groups, touched, plan, now, policy))
+    problem = _first(
+        _structure(after, groups, policy),
+        _unchanged(state, groups, plan),
+        _counts(state, after, touched),
+        _promises(state, after, groups, now, policy),
+    )
     if problem is not None:
         steps = "; ".join(f"{step.kind} {step.job or step.group}" for step in plan.steps)
         raise PlanError(f"plan refused ({steps}): invariant {problem}")
@@ -49,28 +55,13 @@ def check_plan(state: ClusterState, plan: Plan, now: float, policy: MuxPolicy, a
 
 def check_state(state: ClusterState, policy: MuxPolicy) -> None:
     """Check the whole state (1-5, 7, 8). It is slow: for tests, and for the daemon when it reads a state from disk."""
-    problem = _first(_structure(state, state.groups.values(), policy)) or _first(_disjoint(state))
+    problem = _first(_structure(state, state.groups.values(), policy), _disjoint(state))
     if problem is not None:
         raise PlanError(f"state is inconsistent: invariant {problem}")
 
 
-def _first(problems: Iterable[str]) -> str | None:
-    return next(iter(problems), None)
-
-
-def _all(
-    before: ClusterState,
-    after: ClusterState,
-    groups: list[CoGroup],
-    touched: set[int],
-    plan: Plan,
-    now: float,
-    policy: MuxPolicy,
-) -> Iterator[str]:
-    yield from _structure(after, groups, policy)
-    yield from _unchanged(before, groups, plan)
-    yield from _counts(before, after, touched)
-    yield from _promises(before, after, groups, now, policy)
+def _first(*problems: Iterator[str]) -> str | None:
+    return next(chain(*problems), None)
 
 
 def _structure(state: ClusterState, groups: Iterable[CoGroup], policy: MuxPolicy) -> Iterator[str]:

@@ -13,6 +13,8 @@ option that passes is the answer.
 from __future__ import annotations
 
 import math
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -95,7 +97,7 @@ def _assess_option(state: ClusterState, candidate: GroupOption, newcomer: Newcom
     trial = group.copy()
     trial.add(job.id, newcomer.at(group.width).phases, candidate.nodes)
     trial.order = best_order(trial) if policy.order_search and trial.gang else trial.order
-    jobs = _Members(state.jobs, job)
+    jobs = ChainMap({job.id: job}, state.jobs)  # without copying thousands of jobs for each option
     verdicts = [assess(trial, jobs, newcomer.now, policy, mode) for mode in _modes(trial, candidate, policy)]
     passed = [verdict for verdict in verdicts if verdict.late is None]
     if not passed:
@@ -103,7 +105,7 @@ def _assess_option(state: ClusterState, candidate: GroupOption, newcomer: Newcom
         assert late is not None
         return too_late(group.id, late, jobs[late.job])
     cost = state.rollout.price * len(candidate.new)
-    scored = [(_score(state, group, trial, verdict, newcomer, cost), verdict.mode) for verdict in passed]
+    scored = [(_score(state, jobs, group, trial, verdict, newcomer, cost), verdict.mode) for verdict in passed]
     score, mode = min(scored, key=lambda pair: pair[0])
     return Placement(group.id, candidate.nodes, candidate.new, cost, score, mode, trial.order)
 
@@ -117,22 +119,23 @@ def _modes(trial: CoGroup, candidate: GroupOption, policy: MuxPolicy) -> tuple[M
 
 
 def _score(
-    state: ClusterState, group: CoGroup, trial: CoGroup, verdict: Verdict, newcomer: Newcomer, cost: float
+    state: ClusterState,
+    jobs: Mapping[str, MuxJob],
+    group: CoGroup,
+    trial: CoGroup,
+    verdict: Verdict,
+    newcomer: Newcomer,
+    cost: float,
 ) -> float:
-    if not newcomer.integrated:
-        return cost + newcomer.policy.slowdown_price * _slowdown(state, group, verdict, newcomer)
-    now, jobs = newcomer.now, _Members(state.jobs, newcomer.job)
-    ends = {name: jobs[name].ends_at(now, verdict.paces[name]) for name in trial.jobs}
-    return bill(state, trial, ends, now) - bill(state, group, finishes(state, group), now)
-
-
-def _slowdown(state: ClusterState, group: CoGroup, verdict: Verdict, newcomer: Newcomer) -> float:
-    """By how many solo times the placement slows all jobs of the group down together."""
+    if newcomer.integrated:
+        ends = {name: jobs[name].ends_at(newcomer.now, verdict.paces[name]) for name in trial.jobs}
+        return bill(state, trial, ends, newcomer.now) - bill(state, group, finishes(state, group), newcomer.now)
     if not newcomer.policy.slowdown_price:
-        return 0.0
-    before = sum(state.jobs[name].pace / state.jobs[name].solo_s for name in group.jobs)
-    jobs = _Members(state.jobs, newcomer.job)
-    return sum(pace / jobs[name].solo_s for name, pace in verdict.paces.items() if name in jobs) - before
+        return cost
+    # By how many solo times the placement slows all jobs of the group down together.
+    before = sum(jobs[name].pace / jobs[name].solo_s for name in group.jobs)
+    after = sum(pace / jobs[name].solo_s for name, pace in verdict.paces.items() if name in jobs)
+    return cost + newcomer.policy.slowdown_price * (after - before)
 
 
 def too_late(group: int, late: Late, job: MuxJob) -> Rejection:
@@ -168,17 +171,3 @@ def arrange_steps(state: ClusterState, place: Placement) -> tuple[PlanStep, ...]
     if (place.mode, place.order) == (group.mode, group.order):
         return ()
     return (PlanStep("arrange", "", place.group, f"run {place.mode}", mode=place.mode, order=place.order),)
-
-
-class _Members(dict[str, MuxJob]):
-    """All jobs and the new one, without copying thousands of entries for each option."""
-
-    def __init__(self, jobs: dict[str, MuxJob], newcomer: MuxJob) -> None:
-        super().__init__({newcomer.id: newcomer})
-        self.rest = jobs
-
-    def __missing__(self, name: str) -> MuxJob:
-        return self.rest[name]
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or name in self.rest

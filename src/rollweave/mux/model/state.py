@@ -11,11 +11,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from rollweave.mux.model.group import CoGroup, Phases
-from rollweave.mux.model.job import JobProfile, MuxJob
+from rollweave.mux.model.group import CoGroup
+from rollweave.mux.model.job import MuxJob
 
 GPUS_PER_NODE = 8
 
@@ -94,10 +93,6 @@ class ClusterState:
     def group_cost(self, group: CoGroup) -> float:
         return group.cost(self.rollout.price, self.train.price)
 
-    def report(self, job: str, done: float, now: float) -> None:
-        """Set the number of iterations really finished; the daemon calls this after every iteration."""
-        self.jobs[job].report(done, now)
-
     def sketch(self, groups: Iterable[int], jobs: Iterable[str]) -> ClusterState:
         """Make a copy in which the named groups and jobs may be changed. The rest is shared and may only be read."""
         state = ClusterState(
@@ -115,35 +110,3 @@ class ClusterState:
             if name in self.jobs:
                 state.jobs[name] = replace(self.jobs[name])
         return state
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ClusterState:
-        groups = [_group(item) for item in data["groups"].values()]
-        jobs = [_job(item) for item in data["jobs"].values()]
-        return cls(
-            NodePool(**data["rollout"]),
-            NodePool(**data["train"]),
-            {group.id: group for group in groups},
-            {job.id: job for job in jobs},
-            dict(data["home"]),
-            data["next_group"],
-        )
-
-
-def _job(item: dict[str, Any]) -> MuxJob:
-    return MuxJob(**{**item, "profile": JobProfile(**item["profile"]), "seen": tuple(item["seen"])})
-
-
-def _group(item: dict[str, Any]) -> CoGroup:
-    return CoGroup(
-        item["id"],
-        tuple(item["train_nodes"]),
-        item["mode"],
-        {job: tuple(nodes) for job, nodes in item["pins"].items()},
-        {job: Phases(*phases) for job, phases in item["phases"].items()},
-        tuple(item["phantoms"]),
-        tuple(item["order"]),
-    )

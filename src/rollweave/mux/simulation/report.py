@@ -73,7 +73,11 @@ def as_table(summary: dict[str, Any]) -> str:
             f"{summary['total_cost'] / 1000:,.1f} k$",
             f"{summary['average_cost_per_h']:,.0f} $/h on average",
         ),
-        ("SLO kept", f"{summary['slo_attainment']:.1%} of jobs", _per_iteration(summary)),
+        (
+            "SLO kept",
+            f"{summary['slo_attainment']:.1%} of jobs",
+            f"{summary['slo_attainment_per_iteration']:.1%} of iterations",
+        ),
         ("peak", f"{summary['peak_gpus']:,.0f} GPUs", ""),
         ("moves", f"{summary['moves_per_hour']:.2f} /h", ""),
         ("bubbles", f"{bubbles['rollout']:.1%} rollout", f"{bubbles['train']:.1%} train"),
@@ -90,10 +94,6 @@ def as_table(summary: dict[str, Any]) -> str:
             1, ("lower bound", f"{summary['lower_bound'] / 1000:,.1f} k$", f"the cost is {over:.2f} times that")
         )
     return "\n".join(f"  {name:<12}{value:<18}{more}".rstrip() for name, value, more in lines)
-
-
-def _per_iteration(summary: dict[str, Any]) -> str:
-    return f"{summary['slo_attainment_per_iteration']:.1%} of iterations"
 
 
 WIDTH, HEIGHT, HEAD = 900, 320, 28
