@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fleets import fleet_of, proxy_of
 from rollweave.clock import Clock, run_virtual
-from rollweave.config.control import Deadlines
+from rollweave.config.control import RolloutConfig
 from rollweave.config.job import Job
 from rollweave.engines.protocol import Completion, EngineStats, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
@@ -152,9 +152,7 @@ def run(seconds: float, *, limit: int | None = None) -> tuple[float, list[int]]:
             environment=lambda task: ManyTurns(clock),
             dialogue=ByteDialogue(),
             scorer=StepRewards(),
-            deadlines=Deadlines(),
-            max_turns=100,
-            max_context=10_000,
+            rollout=RolloutConfig(max_turns=100, max_context=10_000),
         )
         link = dispatcher.attach(lambda packet: host.link.receive(packet), CEILING)
         host = EnvHost(stage, link.receive)

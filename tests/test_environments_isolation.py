@@ -16,7 +16,7 @@ import pytest
 from fleets import proxy_of
 from isolation_worlds import Counter, Forgetful, HangsForOne, Liar, Slow
 from rollweave.clock import Clock, run_wall
-from rollweave.config.control import Deadlines
+from rollweave.config.control import Deadlines, RolloutConfig
 from rollweave.engines.protocol import Sampling
 from rollweave.environments.isolation import EnvironmentPool, IsolatedEnvironment
 from rollweave.environments.protocol import StepResult
@@ -328,9 +328,7 @@ def test_one_hung_environment_among_64_costs_its_own_slot_and_nothing_else() -> 
             environment=pool,
             dialogue=ByteDialogue(),
             scorer=StepRewards(),
-            deadlines=Deadlines(env_step=10.0),
-            max_turns=10,
-            max_context=1000,
+            rollout=RolloutConfig(deadlines=Deadlines(env_step=10.0)),
         )
         dispatcher = Dispatcher()
         host: EnvHost
@@ -340,8 +338,8 @@ def test_one_hung_environment_among_64_costs_its_own_slot_and_nothing_else() -> 
 
         def hear(lease: Lease, report: Report) -> None:
             reports.append(report)
-            if report.trajectory.outcome is Outcome.TIMED_OUT and lease.attempt + 1 < attempts:
-                submit(lease.member, lease.attempt + 1)
+            if report.trajectory.outcome is Outcome.TIMED_OUT and lease.tries + 1 < attempts:
+                submit(lease.member, lease.tries + 1)
             elif len(reports) == 64 + attempts - 1:
                 everybody.set()
 
@@ -359,9 +357,9 @@ def test_one_hung_environment_among_64_costs_its_own_slot_and_nothing_else() -> 
         return pool
 
     pool = run_wall(main)
-    outcomes = {report.lease: report.trajectory.outcome for report in reports}
+    outcomes = {report.attempt: report.trajectory.outcome for report in reports}
     hung = {f"0.{HangsForOne.unlucky}.{attempt}" for attempt in range(attempts)}
     assert {lease for lease, outcome in outcomes.items() if outcome is Outcome.TIMED_OUT} == hung
     assert sum(outcome is Outcome.FINISHED for outcome in outcomes.values()) == 63
     assert (pool.killed, pool.rebuilt, pool.lost) == (attempts, 0, 0)
-    assert [report.lease for report in reports[-attempts:]] == sorted(hung), "nobody waited for it"
+    assert [report.attempt for report in reports[-attempts:]] == sorted(hung), "nobody waited for it"

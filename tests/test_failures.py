@@ -22,7 +22,7 @@ from tests.hanging_world import HOST, Patient
 
 from fleets import proxy_of
 from rollweave.clock import Clock, run_wall
-from rollweave.config.control import Deadlines
+from rollweave.config.control import RolloutConfig
 from rollweave.engines.protocol import Sampling
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
@@ -164,7 +164,7 @@ def test_one_hung_environment_of_64_costs_its_own_slot_and_no_more() -> None:
 
     async def main(clock: Clock) -> None:
         pool = EnvironmentPool(EnvironmentFactory({"Patient": ObjectMaker(Patient)}), per_process=1)
-        stage = Stage(clock, proxy_of([NullEngine()]), pool, NullDialogue(), NullScorer(), Deadlines(), 20, 1000)
+        stage = Stage(clock, proxy_of([NullEngine()]), pool, NullDialogue(), NullScorer(), RolloutConfig())
         dispatcher = Dispatcher()
         host: EnvHost
         link = dispatcher.attach(lambda packet: host.link.receive(packet), 64)

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from fleets import proxy_of
 from rollweave.clock import WIND_DOWN_SECONDS, Clock, run_virtual
-from rollweave.config.control import Deadlines
+from rollweave.config.control import Deadlines, RolloutConfig
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.rewards.dispatch import Scored
+from rollweave.rewards.scorer import THREADS_LEFT
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Report, Score, ToDriver, ToHost
@@ -32,6 +33,8 @@ from rollweave.trajectory import Outcome, Trajectory
 TASK = Task("t/0", "t", 7)
 TOKEN_SECONDS = 0.1
 DEADLINES = Deadlines(env_reset=50.0, env_step=50.0, generate=60.0, reward=50.0, get_batch=500.0)
+
+ROLLOUT = RolloutConfig(max_turns=10, max_context=1_000_000, deadlines=DEADLINES)
 
 
 def lease(id: str = "0.0.0", group: int = 0) -> Lease:
@@ -94,9 +97,8 @@ def engine(clock: Clock, tokens: int = 10) -> SimulatedEngine:
 
 
 def stage(clock: Clock, environment: Callable[[Task], Any], **parts: Any) -> Stage:
-    defaults = {"proxy": proxy_of([engine(clock)]), "scorer": StepRewards(), "deadlines": DEADLINES}
-    numbers = {"max_turns": 10, "max_context": 1_000_000}
-    return Stage(clock=clock, environment=environment, dialogue=ByteDialogue(), **(defaults | numbers | parts))
+    defaults = {"proxy": proxy_of([engine(clock)]), "scorer": StepRewards(), "rollout": ROLLOUT}
+    return Stage(clock=clock, environment=environment, dialogue=ByteDialogue(), **(defaults | parts))
 
 
 class Driver:
@@ -128,7 +130,7 @@ class Driver:
         match message:
             case Lease(id=id):
                 self.link.say(id, message)
-            case Cancel(lease=id):
+            case Cancel(attempt=id):
                 self.link.say(f"cancel.{id}", message)
             case Score(attempt=id):
                 self.link.say(f"score.{id}", message)
@@ -199,6 +201,20 @@ def test_an_episode_that_ended_before_it_was_cancelled_is_reported_as_it_ended()
 
 # -------------------------------------------------------------------------------------------------------- rewards
 
+
+class LeavesThread:
+    """A plain function that does not return, as `call_in_thread` sees it."""
+
+    def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
+        return ("plain",)
+
+    async def score(self, trajectory: Trajectory) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            trajectory.info[THREADS_LEFT] = 1
+
+
 ENDS = 7.0
 """When the episode of `rewarded` ends: a reset of 1 s, then three turns of 1 + 1 s."""
 
@@ -253,6 +269,23 @@ def test_a_reward_that_is_not_wanted_any_more_is_not_computed(cancelled: float) 
     script = sorted([(ENDS + 2, Score("0.0.0")), (cancelled, Cancel("0.0.0"))], key=lambda item: item[0])
     driver, reward = rewarded(*script)
     assert (len(driver.reports), driver.scored, reward.finished) == (1, [], 0)
+
+
+def test_a_thread_that_a_cancelled_reward_leaves_behind_is_counted() -> None:
+    """Not only one that missed its deadline: such threads hold memory and cores until their functions return."""
+
+    async def main(clock: Clock) -> list[Scored]:
+        played_on = stage(clock, lambda task: Steps(clock, 1.0, 3), scorer=LeavesThread())
+        async with Driver(played_on) as driver:
+            driver.say(lease())
+            await clock.sleep(ENDS + 1)
+            driver.say(Score("0.0.0"))
+            await clock.sleep(1.0)
+            driver.say(Cancel("0.0.0"))
+            await clock.sleep(100.0)
+            return driver.scored
+
+    assert [(scored.attempt, scored.threads_left) for scored in run_virtual(main)] == [("0.0.0", 1)]
 
 
 def test_a_host_scores_what_another_one_played() -> None:
@@ -394,7 +427,7 @@ def test_an_answer_that_misses_its_deadline_is_counted() -> None:
             clock,
             lambda task: Steps(clock, 1.0, 3),
             proxy=proxy_of([engine(clock, tokens=5000)]),
-            deadlines=Deadlines(generate=2.05),
+            rollout=ROLLOUT.model_copy(update={"deadlines": Deadlines(generate=2.05)}),
         )
         async with Driver(played_on) as driver:
             driver.say(lease())
@@ -421,7 +454,10 @@ def test_without_prompt_replication_a_group_stays_on_one_worker(replication: boo
 
         engines = [Noting(clock, constant(TOKEN_SECONDS), lambda rng: 3) for _ in range(4)]
         played_on = stage(
-            clock, lambda task: Steps(clock, 1.0, 3), proxy=proxy_of(engines), prompt_replication=replication
+            clock,
+            lambda task: Steps(clock, 1.0, 3),
+            proxy=proxy_of(engines),
+            rollout=ROLLOUT.model_copy(update={"prompt_replication": replication}),
         )
         async with Driver(played_on) as driver:
             for group in range(4):
@@ -482,7 +518,7 @@ def test_a_cancelled_member_of_a_batch_is_not_waited_for() -> None:
             assert [wait.what for wait in clock.waits()] == ["environment reset", "the other environments"]
             driver.say(Cancel("1"))
             await clock.sleep(10)
-            assert {report.lease: report.trajectory.outcome for report in driver.reports} == {
+            assert {report.attempt: report.trajectory.outcome for report in driver.reports} == {
                 "0": Outcome.FINISHED,
                 "1": Outcome.ABORTED,
             }

@@ -334,7 +334,9 @@ def test_the_leases_of_a_dead_host_are_reported_and_the_next_one_plays() -> None
             assert len(first.leases) == len(other.leases) == 2
             first.end()
             await settle()
-            assert [(report.lease, report.host_died) for report in stage.reports] == [(id, True) for id in first.leases]
+            assert [(report.attempt, report.host_died) for report in stage.reports] == [
+                (id, True) for id in first.leases
+            ]
             assert stage.hosts["host-0"][1].leases == ["e"]  # waited for a seat
             assert stage.hosts["host-0"][1].client == "host-0.2"
             assert engines[0].forgotten == ["host-0.1"]
@@ -360,7 +362,7 @@ def test_the_leases_of_a_dead_host_do_not_wait_for_its_successor() -> None:
                 await settle()
             finally:
                 PuppetHost.ready = ready  # type: ignore[method-assign]
-            assert [report.lease for report in stage.reports] == ["a"]
+            assert [report.attempt for report in stage.reports] == ["a"]
             assert other.leases == ["a again"]
 
     on_virtual_clock(main)

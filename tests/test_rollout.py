@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from fleets import proxy_of
 from rollweave.clock import Clock, run_virtual
-from rollweave.config.control import Deadlines
+from rollweave.config.control import Deadlines, RolloutConfig
 from rollweave.engines.protocol import Completion, Engine, Request, Sampling
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed
+from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
 from rollweave.rollout.link import Endpoint, Lease, Report
 from rollweave.rollout.manager import EnvManager, Stage, TurnBarrier
@@ -33,7 +34,7 @@ TASK = Task("t/0", "t", 7)
 
 
 def test_a_thing_ends_once_and_only_if_it_began() -> None:
-    ledger = Ledger()
+    ledger = Ledger(MemoryRecorder())
     ledger.admit(1)
     ledger.end_task(1, TaskEnd.TRAINED)
     with pytest.raises(LedgerError):
@@ -44,7 +45,7 @@ def test_a_thing_ends_once_and_only_if_it_began() -> None:
 
 
 def test_tokens_are_booked_on_attempts_and_the_counts_add_up() -> None:
-    ledger = Ledger()
+    ledger = Ledger(MemoryRecorder())
     for attempt in ("a", "b", "c"):
         ledger.issue(attempt)
     ledger.end_attempt("a", AttemptEnd.TRAINED, 10)
@@ -104,6 +105,20 @@ def test_what_is_said_in_one_tick_travels_in_one_packet() -> None:
 
     run_virtual(main)
     assert [len(packet.messages) for packet in packets] == [5]
+
+
+def test_a_closed_end_does_not_go_on_saying_what_was_never_confirmed() -> None:
+    """The host dies in the tick in which it gets a lease: nothing will ever confirm that."""
+    packets: list[Any] = []
+
+    async def main(clock: Clock) -> None:
+        end: Endpoint[str, str] = Endpoint(packets.append, lambda _: None)
+        end.say("0.0.0", "a lease")
+        end.close()
+        await clock.sleep(100.0)
+
+    run_virtual(main)
+    assert not any(packet.messages for packet in packets)
 
 
 # ------------------------------------------------------------------------------------------------------ barrier
@@ -206,9 +221,9 @@ def play(scorer: Any = None, max_context: int = 200, max_turns: int = 10, **beha
             environment=lambda task: environment,
             dialogue=ByteDialogue(),
             scorer=scorer or StepRewards(),
-            deadlines=Deadlines(env_reset=5.0, env_step=5.0),
-            max_turns=max_turns,
-            max_context=max_context,
+            rollout=RolloutConfig(
+                deadlines=Deadlines(env_reset=5.0, env_step=5.0), max_turns=max_turns, max_context=max_context
+            ),
         )
         lease = Lease("0.0.0", 0, 0, 0, TASK, 1, Sampling(), 0)
         return await EnvManager(stage, lease).play(), environment

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from rollweave.clock import Clock, run_virtual
+from rollweave.config.control import Deadlines, RolloutConfig
 from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.dispatcher import Dispatcher
+from rollweave.rollout.groups import RolloutSettings
 from rollweave.rollout.link import Cancel, HostLink, Lease, Packet, Report
-from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings
+from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.rollout.state import SchedulerState, adapter, pack, unpack
@@ -38,19 +40,24 @@ class Hands:
         for id, message in packet.messages.items():
             self.link.receive(Packet(confirmed=[id]))
             if isinstance(message, Cancel):
-                self.cancelled.append(message.lease)
+                self.cancelled.append(message.attempt)
             else:
                 self.leases[message.id] = message
 
     def report(
-        self, id: str, outcome: Outcome = Outcome.FINISHED, version: int = 0, reward: float | None = None
+        self,
+        id: str,
+        outcome: Outcome = Outcome.FINISHED,
+        version: int = 0,
+        reward: float | None = None,
+        reward_failed: bool = False,
     ) -> None:
         lease = self.leases.pop(id)
         trajectory = Trajectory(id, lease.group, lease.member, lease.task, outcome=outcome, cause="as told")
         trajectory.observe(token_ids([1]))
         trajectory.answer([span_of([2, 3], [-1.0, -1.0], [-1.0, -1.0], version, Transform())], "x", "stop")
         trajectory.rewards = {"environment": float(lease.member) if reward is None else reward}
-        self.link.receive(Packet({f"report.{id}": Report(id, trajectory)}))
+        self.link.receive(Packet({f"report.{id}": Report(id, trajectory, reward_failed)}))
 
     def finish_group(self, group: int, version: int = 0, reward: float | None = None) -> None:
         for id in [id for id, lease in self.leases.items() if lease.group == group]:
@@ -62,9 +69,11 @@ class World:
         self.clock = clock
         self.recorder = MemoryRecorder(clock.now)
         self.dispatcher = Dispatcher()
-        options = {"group_size": 2, "sampling": Sampling(), "seed": 0, "get_batch_timeout": 1000.0, **plan}
+        numbers = {name: value for name, value in plan.items() if name in RolloutConfig.model_fields}
+        rollout = RolloutConfig(**{"group_size": 2, "deadlines": Deadlines(get_batch=1000.0), **numbers})
+        rest = {name: value for name, value in plan.items() if name not in numbers}
         self.scheduler = RolloutScheduler(
-            RolloutSettings(**options),
+            RolloutSettings(rollout, Sampling(), 0, **rest),
             StalenessBound(alpha, size),
             Cursor(SeedSource("t", 0)),
             self.dispatcher,
@@ -350,6 +359,25 @@ def test_a_world_in_which_nothing_ever_works_ends_the_run_with_its_cause() -> No
 
     with pytest.raises(BaseExceptionGroup):
         play(script, size=20)
+
+
+def test_failing_environments_do_not_make_the_first_failing_reward_hopeless() -> None:
+    """Fifteen environments fail; one episode is played, and its reward fails. Only that one tells of rewards."""
+
+    async def script(world: World) -> None:
+        world.scheduler.advance(0)
+        await world.tick()
+        first, *others = list(world.hands.leases)
+        for id in others:
+            world.hands.report(id, Outcome.ENV_FAILED)
+        world.hands.report(first, reward_failed=True)
+        await world.clock.sleep(1.0)
+        for group in world.groups_out():
+            world.hands.finish_group(group)
+        await world.train(0)
+        assert world.tally("attempts") == {"trained": 15, "infra-failed": 15, "reward-failed": 1}
+
+    play(script, size=4, group_size=4, retry_backoff=0.01)
 
 
 # --------------------------------------------------------------------------------------------------------- resume

@@ -16,7 +16,7 @@ from rollweave.errors import ConfigError
 from rollweave.seeds import generator
 from rollweave.simulation.durations import sampler
 from rollweave.simulation.hardware.engine import GpuEngine
-from rollweave.simulation.hardware.environment import ScriptedDialogue, Scripts
+from rollweave.simulation.hardware.environment import Scripts
 from rollweave.simulation.hardware.machines import GpuTrainer
 from rollweave.simulation.simulate import scenario, simulate
 from rollweave.simulation.workloads.episode import NEVER, DrawnWorkload, EpisodeModel
@@ -156,12 +156,12 @@ def test_simulated_spans_and_contexts_own_no_memory(monkeypatch: pytest.MonkeyPa
 
 def test_the_workload_says_how_long_an_answer_is() -> None:
     scripts = Scripts()
-    dialogue, one, other = ScriptedDialogue(scripts), scripts.begin(), scripts.begin()
-    context = TokenBuffer(dialogue.open(scripts.show(one, tokens=10, answer=5)))
-    scripts.show(other, tokens=3, answer=9)
+    one, other = scripts.begin(), scripts.begin()
+    context = TokenBuffer(scripts.open(one.show(10, answer=5)))
+    other.show(3, answer=9)
     context.extend(answer := scripts.answer(Request("a#1", "a", context.view(), 0, Sampling())))
     assert len(answer) == 5
-    context.extend(dialogue.reply(scripts.show(one, tokens=7, answer=2), answered_end=True))
+    context.extend(scripts.reply(one.show(7, answer=2), answered_end=True))
     assert (len(context), len(scripts.answer(Request("a#2", "a", context.view(), 0, Sampling())))) == (22, 2)
 
 

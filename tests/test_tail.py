@@ -28,7 +28,7 @@ from rollweave.simulation.world.environment import EnvironmentModel
 from rollweave.simulation.world.witness import Witness
 from rollweave.simulation.world.world import SimulatedRun, World
 from spans import request_of
-from test_fleet_virtual import comings_and_goings
+from test_fleet_virtual import SLOW_UPDATES, comings_and_goings
 from test_pipelines_virtual import many
 from virtual_oracles import check_everything
 from virtual_worlds import make_job, run
@@ -264,14 +264,30 @@ def test_a_single_engine_keeps_its_node(engines: int) -> None:
 
 
 @many(80)
-@given(st.integers(0, 10**6), st.integers(2, 4), st.sampled_from(["sync", "sync+"]), comings_and_goings)
-def test_a_job_among_others_ends_whichever_engines_come_and_go(
-    seed: int, engines: int, pipeline: str, outages: list[Outage]
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 4),
+    st.sampled_from(["sync", "sync+"]),
+    comings_and_goings,
+    st.sampled_from(["background", "blocking"]),
+)
+def test_a_job_among_others_ends_whichever_engines_come_and_go_and_none_stands_still(
+    seed: int, engines: int, pipeline: str, outages: list[Outage], transfer: str
 ) -> None:
     job = make_job({"type": pipeline}, seed, evaluate=2)
-    world = World(engines=engines, environment=LONG_TAIL, token_seconds=constant(0.05), outages=tuple(outages))
+    job = job.model_copy(update={"weights": job.weights.model_copy(update={"transfer": transfer})})
+    world = World(
+        engines=engines,
+        environment=LONG_TAIL,
+        token_seconds=constant(0.05),
+        outages=tuple(outages),
+        sync=SLOW_UPDATES,
+    )
     among, _ = shared(world, seed)
-    check_everything(job, among, run(job, among))
+    result = run(job, among)
+    check_everything(job, among, result)
+    living = result.loop.weights._fleet.living()
+    assert not [entry.id for entry in living if cast(SimulatedEngine, entry.control)._suspensions], "all go on"
 
 
 class Ended:

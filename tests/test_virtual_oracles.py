@@ -16,7 +16,7 @@ from rollweave.fleet.fleet import EngineEntry
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.meters import TokenBooks
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.groups import RunningGroup
+from rollweave.rollout.groups import Leasing, RunningGroup
 from rollweave.rollout.ledger import AttemptEnd, Ledger
 from rollweave.rollout.link import Report
 from rollweave.rollout.manager import EnvManager
@@ -151,10 +151,10 @@ def failures_score_zero(patch: pytest.MonkeyPatch) -> None:
 
 def ask_for_a_reward_within_the_slot(patch: pytest.MonkeyPatch) -> None:
     def end(self: Dispatcher, report: Report) -> None:
-        party, lease = self._parties.pop(report.lease), self._leases.pop(report.lease)
+        party, lease = self._parties.pop(report.attempt), self._leases.pop(report.attempt)
         party.on_report(lease, report)
         if party.seat is not None:
-            del party.seat.playing[report.lease]
+            del party.seat.playing[report.attempt]
             party.seat.used -= party.size
             self._tell("episode.end", lease)
 
@@ -164,8 +164,8 @@ def ask_for_a_reward_within_the_slot(patch: pytest.MonkeyPatch) -> None:
 def take_failures_for_rewards(patch: pytest.MonkeyPatch) -> None:
     honest = RolloutScheduler._book_reward
 
-    def book(self: RolloutScheduler, group: RunningGroup, trajectory: Trajectory, succeeded: bool) -> None:
-        honest(self, group, trajectory, True)
+    def book(self: RolloutScheduler, trajectory: Trajectory, succeeded: bool) -> None:
+        honest(self, trajectory, True)
 
     patch.setattr(RolloutScheduler, "_book_reward", book)
 
@@ -185,15 +185,18 @@ def give_up_on_everybody(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_a_group(patch: pytest.MonkeyPatch) -> None:
-    honest = RolloutScheduler._issue
+    admit, issue = RolloutScheduler._admit_group, Leasing.issue
 
-    def issue(self: RolloutScheduler, group: RunningGroup, *args: Any, **more: Any) -> None:
-        if group.id == 10:
-            del self._running[group.id]
-        else:
-            honest(self, group, *args, **more)
+    def forgetful_admit(self: RolloutScheduler) -> None:
+        admit(self)
+        self._running.pop(10, None)
 
-    patch.setattr(RolloutScheduler, "_issue", issue)
+    def forgetful_issue(self: Leasing, group: RunningGroup, *args: Any, **more: Any) -> None:
+        if group.id != 10:
+            issue(self, group, *args, **more)
+
+    patch.setattr(RolloutScheduler, "_admit_group", forgetful_admit)
+    patch.setattr(Leasing, "issue", forgetful_issue)
 
 
 WAIT, REQUEUE = rollart(1), rollart(1, policy="requeue", max_requeues=0)
@@ -258,7 +261,7 @@ def begin_again_a_little_later(state: SchedulerState) -> None:
 def play_the_finished_again(state: SchedulerState) -> None:
     """Their attempts are counted anew: those of the first life are issued once more."""
     for group in state.open:
-        group.attempts = {}
+        group.tries = {}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from rollweave.simulation.world.engine import SimulatedEngine, SyncModel
 from rollweave.simulation.world.trainer import SimulatedTrainer
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint, WeightMismatch
+from rollweave.weights.store import WeightStoreError
 from spans import request_of
 
 
@@ -282,6 +283,40 @@ def test_a_newcomer_that_takes_too_long_is_lost_and_the_run_goes_on() -> None:
         await published(weights, 2)
 
     run_virtual(main)
+
+
+class Dropped(SimulatedEngine):
+    """Is slow to pull, and finds that the store has dropped version 1 meanwhile."""
+
+    async def prepare(self, version: int) -> Fingerprint:
+        await self._clock.sleep(5.0)
+        if version == 1:
+            raise WeightStoreError(f"version {version} is not in the store")
+        return await super().prepare(version)
+
+
+@pytest.mark.parametrize("newest", [1, 3])
+def test_a_newcomer_whose_version_the_store_has_dropped_takes_the_one_of_the_others(newest: int) -> None:
+    """If the others still have the version that is not there, something is broken, and the run stops."""
+
+    async def main(clock: Clock) -> str:
+        fleet = fleet_of([engine(SimulatedEngine, clock)])
+        weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), fleet, clock, MemoryRecorder(), timeout=99.0)
+        await published(weights, 1)
+        entry = newcomer(weights, fleet, engine(Dropped, clock, number=1))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(weights.catch_up(entry))
+            await clock.sleep(1.0)
+            for version in range(2, newest + 1):
+                await published(weights, version)
+        return f"{entry.state} with {entry.version}"
+
+    if newest == 1:
+        with pytest.raises(ExceptionGroup) as raised:
+            run_virtual(main)
+        assert raised.group_contains(WeightStoreError)
+    else:
+        assert run_virtual(main) == "serving with 3"
 
 
 # ------------------------------------------------------------------------------------------- engines that do not answer

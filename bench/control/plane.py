@@ -14,7 +14,7 @@ from rollweave.observability.events import Recorder
 from rollweave.pipelines.assemble import assemble
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
-from rollweave.rollout.manager import Stage
+from rollweave.rollout.manager import Stage, TurnBarrier
 from rollweave.tasks import SeedSource
 
 GROUP_SIZE = 8
@@ -66,4 +66,5 @@ async def _run(job: Job, clock: Clock) -> float:
 
 def _stage(job: Job, fleet: Fleet, clock: Clock) -> Stage:
     proxy = LLMProxy(clock, fleet.update())
-    return Stage.of(job.control, clock, proxy, lambda task: NullEnvironment(), NullDialogue(), NullScorer())
+    barrier = TurnBarrier.of(job.control)
+    return Stage(clock, proxy, lambda task: NullEnvironment(), NullDialogue(), NullScorer(), job.rollout, barrier)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollweave.environments.registry import source
 from rollweave.observability.events import read_events
-from rollweave.rollout.state import LedgerState
+from rollweave.rollout.ledger import LedgerState, TaskEnd
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.resume import find
 from rollweave.simulation.recorded.replay import replay
@@ -62,7 +62,7 @@ def _books(folder: RunFolder) -> Iterator[str]:
     events = read_events(folder.events)
     admitted = {event.data["group"] for event in events if event.name == "group.admit"}
     ended = {event.data["group"] for event in events if event.name == "task.end"}
-    if start.version * folder.job().rollout.groups_per_step != state.ledger.tasks.get("trained", 0):
+    if start.version * folder.job().rollout.groups_per_step != state.ledger.tasks.get(TaskEnd.TRAINED, 0):
         yield f"version {start.version} is booked with {state.ledger.tasks} tasks"
     if admitted - ended != set(state.ledger.open_tasks):
         yield f"open by the events: {admitted - ended}, by the ledger: {state.ledger.open_tasks}"

@@ -1,7 +1,7 @@
 """Fleet: the engines of a run, and which trajectory is where. It lives in the driver; other parts ask it.
 
     join ─▶ starting ─▶ serving ◀──▶ draining        WeightSync lets a newcomer serve once it holds the fleet's weights
-                └──────────┴──▶ gone ◀──┘            whoever meets a dead engine says `lose`; nothing waits for it
+                └──────────┴──▶ gone ◀──┘            a caller that meets a dead one says `lose`; no other waits
 
 An engine joins under an id that is never used again. When it is gone its counters stay in the totals, so rates, which
 are differences of totals, never go back. Every change raises `revision`, is an event, and is sent to the hosts.
@@ -78,6 +78,7 @@ class FleetView:
         self._lines: dict[str, _Line] = {}
         """By task; "": for tasks that no open engine names."""
         self._gone: set[EngineId] = set()
+        """Engines that failed a call, until the driver knows it too."""
         self.open_prefill: list[EngineId] = []
         """Open engines of role `prefill`, in order of joining."""
         if update is not None:
@@ -88,6 +89,7 @@ class FleetView:
         if update.revision <= self.revision:
             return False
         self.revision = update.revision
+        self._gone &= {engine.id for engine in update.engines}  # the driver knows of the others
         self.engines = {engine.id: engine for engine in update.engines if engine.id not in self._gone}
         self._order = {id: order for order, id in enumerate(self.engines)}
         self._refresh()

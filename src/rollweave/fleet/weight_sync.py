@@ -199,7 +199,8 @@ class WeightSync:
         """Between two steps of one engine, whatever the others do; returns how long it stood still."""
         control, stood = entry.control, self._clock.now()
         with self._fleet.surviving(entry):
-            await self._suspend(entry)
+            with self._wait(f"{entry.id} to end its step and stand still"):
+                await control.suspend()
             stood = self._clock.now()
             with self._wait(f"{entry.id} to commit version {version}"):
                 await control.commit(version)
@@ -216,12 +217,8 @@ class WeightSync:
                 f"({checksum}) was committed: the run stops before it trains on answers of unknown weights"
             )
 
-    async def _suspend(self, entry: EngineEntry) -> None:
-        with self._wait(f"{entry.id} to end its step and stand still"):
-            await entry.control.suspend()
-
     async def _until(self, true: Callable[[], bool], what: str) -> None:
-        """No deadline of its own: whoever is waited for has some."""
+        """It has no deadline of its own: what it waits for, an update or a train step, has some."""
         with self._clock.wait("weight sync", what):
             while not true():
                 self._news.clear()

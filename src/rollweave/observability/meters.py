@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from statistics import fmean
-from typing import Literal
 
 
 class QueueMeter:
@@ -136,8 +135,12 @@ class RewardMeter:
         self._seconds.append(seconds)
         self._counts["threads_left"] += threads_left
 
-    def count(self, what: Literal["again", "late"]) -> None:
-        self._counts[what] += 1
+    def again(self) -> None:
+        self._counts["again"] += 1
+
+    def late(self, threads_left: int) -> None:
+        self._counts["late"] += 1
+        self._counts["threads_left"] += threads_left
 
     def sample(self) -> dict[str, float]:
         """Of the rewards that came since the last sample."""

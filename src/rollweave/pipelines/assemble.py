@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollweave.clock import Clock
@@ -20,7 +20,6 @@ from rollweave.config.control import (
     ControlConfig,
     OneOffPipeline,
     RollArtPipeline,
-    RolloutConfig,
     SamplingConfig,
     SyncPipeline,
     SyncPlusPipeline,
@@ -40,8 +39,9 @@ from rollweave.pipelines.sync import sync
 from rollweave.rewards.dispatch import RewardBackend
 from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.evaluation import EvaluationSchedule, Evaluator
-from rollweave.rollout.scheduler import RolloutScheduler, RolloutSettings, StalenessPolicy
+from rollweave.rollout.evaluation import Evaluator
+from rollweave.rollout.groups import RolloutSettings, StalenessPolicy
+from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.tasks import Cursor, Task, TaskSource
@@ -95,8 +95,7 @@ def assemble(
         transfer=control.weights.transfer,
     )
     tasks = source.held_out(control.evaluation.tasks) if control.evaluation.every else []
-    playing = evaluator(control.rollout, tasks, stop_tokens, dispatcher, scoring, clock, recorder) if tasks else None
-    evaluation = EvaluationSchedule(control.evaluation, playing)
+    evaluation = evaluator(control, tasks, stop_tokens, dispatcher, scoring, clock, recorder)
     loop = Loop(
         scheduler,
         trainer,
@@ -114,18 +113,11 @@ def assemble(
 def _settings(control: ControlConfig, stop_tokens: tuple[int, ...]) -> RolloutSettings:
     rollout = control.rollout
     return RolloutSettings(
-        group_size=rollout.group_size,
-        sampling=_sampling(rollout.sampling, stop_tokens),
-        seed=control.seed,
-        get_batch_timeout=rollout.deadlines.get_batch,
-        max_retries=rollout.max_retries,
-        retry_backoff=rollout.retry_backoff,
+        rollout,
+        _sampling(rollout.sampling, stop_tokens),
+        control.seed,
         policy=_policy(control),
         max_requeues=control.pipeline.max_requeues if isinstance(control.pipeline, RollArtPipeline) else 0,
-        redundant_groups=rollout.redundant_groups,
-        redundant_members=rollout.redundant_members,
-        filter=rollout.filter,
-        prompt_replication=rollout.prompt_replication,
         try_alone=control.try_alone,
     )
 
@@ -140,7 +132,7 @@ def _policy(control: ControlConfig) -> StalenessPolicy:
 
 
 def evaluator(
-    rollout: RolloutConfig,
+    control: ControlConfig,
     tasks: Sequence[Task],
     stop_tokens: tuple[int, ...],
     dispatcher: Dispatcher,
@@ -149,9 +141,9 @@ def evaluator(
     recorder: Emitter,
 ) -> Evaluator:
     """Plays these tasks greedily, with the limits of a job."""
+    rollout = control.rollout
     sampling = replace(_sampling(rollout.sampling, stop_tokens), temperature=0.0, top_p=1.0, top_k=0)
-    retries, timeout = rollout.max_retries, rollout.deadlines.get_batch
-    return Evaluator(tasks, sampling, dispatcher, scoring, clock, recorder, retries, timeout)
+    return Evaluator(control.evaluation, rollout, tasks, sampling, dispatcher, scoring, clock, recorder)
 
 
 def _concurrency(
@@ -169,23 +161,16 @@ def _sampling(config: SamplingConfig, stop_tokens: tuple[int, ...]) -> Sampling:
     return Sampling(config.max_tokens, config.temperature, config.top_p, config.top_k, stop_tokens, config.stop)
 
 
+@dataclass(slots=True)
 class Drive:
     """A loop, its pipeline, and what runs beside it."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        steps: int,
-        loop: Loop,
-        concurrency: AdaptiveConcurrency | None,
-        recorder: Emitter,
-    ) -> None:
-        self.loop = loop
-        self._pipeline = pipeline
-        self._steps = steps
-        self._concurrency = concurrency
-        self._recorder = recorder
-        self._running: asyncio.Task[None] | None = None
+    pipeline: Pipeline
+    steps: int
+    loop: Loop
+    concurrency: AdaptiveConcurrency | None
+    recorder: Emitter
+    _running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """To the last step; however it ends, what has been trained is saved if it can be."""
@@ -195,7 +180,7 @@ class Drive:
                 await asyncio.wait([self._running])
         except BaseException as error:
             if not self.loop.state.stopping:
-                self._recorder.emit("run.failed", error=str(error))
+                self.recorder.emit("run.failed", error=str(error))
                 await self.loop.checkpoints.rescue()
             raise
         else:
@@ -207,14 +192,14 @@ class Drive:
         """From the version that the loop has to the last step; saves only when a checkpoint is due."""
         async with asyncio.TaskGroup() as tasks:
             beside = [tasks.create_task(self.loop.weights.welcome(), name="newcomers")]
-            if self._concurrency is not None:
-                beside.append(tasks.create_task(self._concurrency.run(), name="concurrency"))
-            await self._pipeline(self.loop, self.loop.state.version, self._steps)
+            if self.concurrency is not None:
+                beside.append(tasks.create_task(self.concurrency.run(), name="concurrency"))
+            await self.pipeline(self.loop, self.loop.state.version, self.steps)
             for task in beside:
                 task.cancel()
 
     def stop(self) -> None:
         """End in order: what is being trained is finished, what is being played is left to the next session."""
-        self._recorder.emit("run.stop")
+        self.recorder.emit("run.stop")
         if self.loop.state.stop() and self._running is not None:
             self._running.cancel()

@@ -11,7 +11,7 @@ from rollweave.pipelines.checkpoints import Checkpoints
 from rollweave.pipelines.journal import Journal
 from rollweave.pipelines.permits import PermitGate
 from rollweave.pipelines.state import RunState
-from rollweave.rollout.evaluation import EvaluationSchedule
+from rollweave.rollout.evaluation import Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
@@ -26,7 +26,7 @@ class Loop:
     weights: WeightSync
     journal: Journal
     permits: PermitGate
-    evaluation: EvaluationSchedule
+    evaluation: Evaluator
     checkpoints: Checkpoints
     state: RunState
 
@@ -54,7 +54,7 @@ class Loop:
             evaluation = None if state.stopping else await self.evaluation.result()
         await self.journal.record(batch, metrics, evaluation, self.weights.checksum)
         state.trainer_busy = False
-        reached = self.evaluation.reaches_target(evaluation)
+        reached = self.evaluation.reached_target(evaluation)
         if reached is not None:
             self.journal.reached(reached, batch.step)
         state.done = reached is not None or state.stopping
@@ -65,9 +65,9 @@ class Loop:
         """Bring the last version to the engines and evaluate it, unless the user wants to go."""
         if self.state.stopping:
             return
-        if self.evaluation.wanted:
+        if self.evaluation.tasks:
             await self.permits.take("rollout")
         await self.weights.commit(self.state.version)
-        self.evaluation.start(self.state.version, last=True)
+        self.evaluation.start(self.state.version)
         if evaluation := await self.evaluation.result():
             self.journal.record_evaluation(evaluation)

@@ -24,7 +24,7 @@ async def one_off(loop: Loop, first: int, last: int) -> None:
         with loop.phase("sync_exposed", step):
             await loop.weights.commit(step)
         loop.scheduler.advance(step)
-        loop.evaluation.start(step)
+        loop.evaluation.start_if_due(step)
         with loop.phase("train", step):
             metrics = await loop.trainer.train_step(batch)
         with loop.phase("sync_exposed", step):

@@ -28,7 +28,7 @@ from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import Emitter
 from rollweave.pipelines.journal import Journal
 from rollweave.pipelines.state import RunState
-from rollweave.rollout.evaluation import EvaluationSchedule
+from rollweave.rollout.evaluation import Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler
 
 SharedPool = Literal["rollout", "train"]
@@ -106,7 +106,7 @@ class PermitGate:
         source: PermitSource | None,
         fleet: Fleet,
         scheduler: RolloutScheduler,
-        evaluation: EvaluationSchedule,
+        evaluation: Evaluator,
         journal: Journal,
         state: RunState,
         recorder: Emitter,

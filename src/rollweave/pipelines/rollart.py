@@ -51,4 +51,4 @@ async def _update_engines(loop: Loop, first: int, last: int) -> None:
         if loop.state.done:
             return
         loop.scheduler.advance(version)
-        loop.evaluation.start(version)
+        loop.evaluation.start_if_due(version)

@@ -23,7 +23,7 @@ async def sync(loop: Loop, first: int, last: int) -> None:
         loop.scheduler.advance(step)  # at alpha = 0: admits exactly the groups of this step
         with loop.phase("get_batch", step):
             batch = await loop.get_batch(step)
-        loop.evaluation.start(step)  # the engines are idle while the trainer works
+        loop.evaluation.start_if_due(step)  # the engines are idle while the trainer works
         await loop.permits.take("train", batch.sampled_tokens)
         with loop.phase("train", step):
             metrics = await loop.trainer.train_step(batch)

@@ -81,7 +81,7 @@ class InstanceScaler:
         return None
 
     def leave(self, call: int, now: float) -> Seating | None:
-        """The call has its answer, or the caller has given up; it may still queue. Returns who gets its seat."""
+        """The call has its answer, or the caller has given up; it may still queue. Returns which call gets its seat."""
         if call in self._queue:
             del self._queue[call]
             return None

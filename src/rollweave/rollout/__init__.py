@@ -1,1 +1,1 @@
-"""The producer: who generates what, when, for which train step."""
+"""The producer: decides which episodes are played, where, and which train step consumes them."""

@@ -1,10 +1,9 @@
-"""How many episodes at once: as many as the engines' KV caches carry.
+"""Adapts how many episodes run at once to what the engines' KV caches carry.
 
 An engine that holds fewer caches than there are episodes evicts one to serve another, and computes the evicted
-context again when its turn comes. A little of that is harmless; much of it and the engines mostly compute what they
-had. So the number of episodes follows the pressure as TCP follows congestion: it grows by a little while nothing is
-evicted and shrinks by a quarter when too much is computed again (additive increase, multiplicative decrease). Falling
-off the edge costs far more than staying just below it, so where it was last found is not tried again for a while.
+context again later. If that happens often, the engines mostly compute what they had. So the limit grows by a little
+while nothing is evicted, and shrinks by a quarter when too much is computed again, as TCP does under congestion. Too
+many episodes cost far more than a few too few, so a limit that was too much is not tried again for a while.
 
 `decide` is the whole rule. `AdaptiveConcurrency` looks at the engines every few seconds and applies it.
 """
@@ -98,7 +97,7 @@ class AdaptiveConcurrency:
             before = now
 
     async def _look(self) -> FleetStats | None:
-        """The engines' counters; None if one does not answer, which is for others to deal with."""
+        """The engines' counters; None if one does not answer in time."""
         try:
             with self._clock.wait("concurrency", "the engines' counters", LOOK_EVERY_SECONDS):
                 return await self._fleet.look()
@@ -124,16 +123,9 @@ class AdaptiveConcurrency:
         self._looks_since_cut += 1
         if limit < before:
             self._edge, self._looks_since_cut = before, 0
-        if limit != before:
-            self._dispatcher.limit = limit
-            self._tell(before, limit, pressure)
-
-    def _highest(self, limit: int) -> int:
-        if self._edge is None or self._looks_since_cut >= TRY_AGAIN_AFTER:
-            return self._ceiling
-        return min(self._ceiling, max(limit, int(self._edge * BELOW_THE_EDGE)))
-
-    def _tell(self, before: int, limit: int, pressure: Pressure) -> None:
+        if limit == before:
+            return
+        self._dispatcher.limit = limit
         self._recorder.emit(
             "concurrency.change",
             limit=limit,
@@ -145,3 +137,8 @@ class AdaptiveConcurrency:
             waiting=pressure.waiting,
             playing=pressure.playing,
         )
+
+    def _highest(self, limit: int) -> int:
+        if self._edge is None or self._looks_since_cut >= TRY_AGAIN_AFTER:
+            return self._ceiling
+        return min(self._ceiling, max(limit, int(self._edge * BELOW_THE_EDGE)))

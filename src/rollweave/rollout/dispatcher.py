@@ -1,9 +1,9 @@
-"""Dispatcher: hands leases to hosts that have room and brings each report back to the part that asked, once.
+"""Dispatcher: hands leases to hosts that have room, and brings each report back once, to the part that submitted it.
 
-With each lease goes the engine that the trajectory is routed to; hosts are told when the fleet changes.
+It chooses the engine of each lease when a host gets it, and tells the hosts when the fleet changes.
 
-Leases that were submitted together start together, on one host, and give their room back together; the scheduler
-submits them one by one unless a group is to stay on one worker.
+Leases that were submitted together start together, on one host, and give their room back together. The scheduler
+submits them one by one, unless the members of a group are to share an engine.
 """
 
 from __future__ import annotations
@@ -12,28 +12,18 @@ import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from rollweave.clock import Waiting
 from rollweave.config.control import RolloutConfig
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.router import Route, RouteAsk, choose
-from rollweave.observability.events import Emitter
+from rollweave.observability.events import Emitter, Recorder
 from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Moved, Report, ToDriver, ToHost, Transport
 from rollweave.trajectory import Outcome, Trajectory
 
 OnReport = Callable[[Lease, Report], None]
-
-
-class RewardDesk(Protocol):
-    """Hears from the dispatcher what hosts say about rewards, and which hosts there are to compute them."""
-
-    def host_attached(self, host: int) -> None: ...
-
-    def host_gone(self, host: int) -> None: ...
-
-    def scored(self, answer: Scored) -> None: ...
 
 
 async def _no_other_process() -> list[Waiting]:
@@ -81,11 +71,14 @@ class Dispatcher:
         self._together = together
         self.limit: int | None = None
         """The most episodes to play at once over all hosts; None: as many as they have room for."""
-        self.recorder: Emitter | None = None
+        self._recorder: Emitter = Recorder(lambda: 0.0)
         """Hears when an episode begins and ends, and how much room is left then."""
-        self.reward_desk: RewardDesk | None = None
+        self.on_scored: Callable[[Scored], None] = lambda answer: None
+        """Hears what hosts answer to `Score`."""
+        self.on_hosts: Callable[[], None] = lambda: None
+        """Hears that a host was attached or detached."""
         self.ask_waits: Callable[[], Awaitable[list[Waiting]]] = _no_other_process
-        """Who waits in hosts of other processes, which have clocks of their own; a runtime with such hosts sets it."""
+        """Asks what is waited for in hosts of other processes, which have clocks of their own; set by their runtime."""
         self._scheduling = scheduling
         self._seats: list[_Seat] = []
         self._numbers = itertools.count()
@@ -94,8 +87,8 @@ class Dispatcher:
         self._leases: dict[str, Lease] = {}
 
     def listen(self, recorder: Emitter) -> None:
-        """From now on somebody hears of hosts and episodes; first of the hosts that are there."""
-        self.recorder = recorder
+        """From now on hosts and episodes are events; first the hosts that are there."""
+        self._recorder = recorder
         for seat in self._seats:
             recorder.emit("host.attach", host=seat.number, capacity=seat.capacity)
 
@@ -106,18 +99,16 @@ class Dispatcher:
         return cls(fleet, rollout.scheduling, together=not rollout.prompt_replication)
 
     def attach(self, transport: Transport, capacity: int, revision: int | None = None) -> HostLink:
-        """A new host that can play `capacity` episodes at once; returns our end of the link to it. `revision`: of the
-        fleet that it knows, if that is not the present one."""
+        """A new host that can play `capacity` episodes at once; returns the driver's end of the link to it. `revision`:
+        of the fleet that the host knows, if that is not the present one."""
         seat = _Seat(capacity, next(self._numbers))
         seat.link = Endpoint(transport, lambda message: self._hear(seat, message))
         self._seats.append(seat)
         if revision not in (None, self._fleet.revision):
             self._tell_of_fleet(seat)
-        if self.recorder is not None:
-            self.recorder.emit("host.attach", host=seat.number, capacity=capacity)
+        self._recorder.emit("host.attach", host=seat.number, capacity=capacity)
         self._fill()
-        if self.reward_desk is not None:
-            self.reward_desk.host_attached(seat.number)
+        self.on_hosts()
         return seat.link
 
     def detach(self, link: HostLink) -> None:
@@ -125,21 +116,19 @@ class Dispatcher:
         seat = next(seat for seat in self._seats if seat.link is link)
         self._seats.remove(seat)
         link.close()
-        if self.recorder is not None:
-            self.recorder.emit("host.detach", host=seat.number)
+        self._recorder.emit("host.detach", host=seat.number)
         for id in list(seat.playing):
             self._end(_unplayed(self._leases[id], "its host died", host_died=True))
         self._fill()
-        if self.reward_desk is not None:
-            self.reward_desk.host_gone(seat.number)
+        self.on_hosts()
 
     @property
     def hosts(self) -> list[int]:
-        """The numbers of the hosts that are there, in the order of their coming."""
+        """The numbers of the hosts that are there, in order of attaching."""
         return [seat.number for seat in self._seats]
 
     def say(self, host: int, id: str, message: ToHost) -> None:
-        """Tell a host something that is not a lease. One that is gone hears nothing."""
+        """Send a host a message that is not a lease. A host that is gone gets nothing."""
         for seat in self._seats:
             if seat.number == host:
                 seat.link.say(id, message)
@@ -159,7 +148,7 @@ class Dispatcher:
         self._fill()
 
     def cancel(self, id: str) -> None:
-        """Stop a lease. It is reported all the same, at once if nobody has begun to play it."""
+        """Stop a lease. It is reported all the same, at once if no host has begun to play it."""
         party = self._parties.get(id)
         if party is None:
             return
@@ -233,8 +222,7 @@ class Dispatcher:
         self._fleet.place(attempt, engine, prefill)
         if prefill is not None:
             inputs = {"prefill": prefill, **inputs}
-        if self.recorder is not None:
-            self.recorder.emit("route", attempt=attempt, engine=engine, reason=reason, **inputs)
+        self._recorder.emit("route", attempt=attempt, engine=engine, reason=reason, **inputs)
 
     def _tell_hosts(self, changed: EngineEntry) -> None:
         for seat in self._seats:
@@ -246,12 +234,11 @@ class Dispatcher:
 
     def _hear(self, seat: _Seat, message: ToDriver) -> None:
         if isinstance(message, Scored):
-            if self.reward_desk is not None:
-                self.reward_desk.scored(message)
-        elif message.lease not in seat.playing:
-            pass  # the late word of a host that was given up for dead
+            self.on_scored(message)
+        elif message.attempt not in seat.playing:
+            pass  # said by a host after it was taken for dead
         elif isinstance(message, Moved):
-            lease = self._leases[message.lease]
+            lease = self._leases[message.attempt]
             if message.number > lease.moved:
                 lease.moved = message.number
                 self._place(lease.id, message.route)
@@ -261,11 +248,11 @@ class Dispatcher:
             self._fill()
 
     def _end(self, report: Report) -> None:
-        party = self._parties.pop(report.lease)
-        lease = self._leases.pop(report.lease)
+        party = self._parties.pop(report.attempt)
+        lease = self._leases.pop(report.attempt)
         if party.seat is not None:
-            del party.seat.playing[report.lease]
-            party.leases = [other for other in party.leases if other.id != report.lease]
+            del party.seat.playing[report.attempt]
+            party.leases = [other for other in party.leases if other.id != report.attempt]
             if not party.leases:
                 party.seat.used -= party.size
             self._fleet.leave(lease.id)
@@ -273,10 +260,9 @@ class Dispatcher:
         party.on_report(lease, report)
 
     def _tell(self, event: str, lease: Lease) -> None:
-        if self.recorder is not None:
-            slots, used = self.capacity, sum(seat.used for seat in self._seats)
-            free = max(0, slots - used)
-            self.recorder.emit(event, id=lease.id, group=lease.group, free=free, slots=slots, in_line=len(self._queue))
+        slots, used = self.capacity, sum(seat.used for seat in self._seats)
+        free = max(0, slots - used)
+        self._recorder.emit(event, id=lease.id, group=lease.group, free=free, slots=slots, in_line=len(self._queue))
 
 
 def _unplayed(lease: Lease, cause: str, host_died: bool = False) -> Report:

@@ -16,6 +16,7 @@ import itertools
 from rollweave.fleet.fleet import FleetUpdate
 from rollweave.fleet.router import Route
 from rollweave.observability.waits import SCORING
+from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.link import Cancel, Endpoint, Lease, Moved, Score, ToDriver, ToHost, Transport
 from rollweave.rollout.manager import EnvManager, Stage, score
 from rollweave.trajectory import Trajectory
@@ -50,24 +51,24 @@ class EnvHost:
 
     def _hear(self, message: ToHost) -> None:
         if isinstance(message, Cancel):
-            self._cancel(message.lease)
+            self._cancel(message.attempt)
         elif isinstance(message, FleetUpdate):
             self._stage.proxy.update(message)
         else:
             self._begin(message)
 
-    def _cancel(self, lease: str) -> None:
-        if lease in self._playing:
-            self._playing[lease].cancel()
-        elif lease in self._scoring:
-            self._scoring.pop(lease).cancel()
-        elif self._unscored.pop(lease, None) is None and not self._is_over(lease):
-            self._cancelled.add(lease)
+    def _cancel(self, attempt: str) -> None:
+        if attempt in self._playing:
+            self._playing[attempt].cancel()
+        elif attempt in self._scoring:
+            self._scoring.pop(attempt).cancel()
+        elif self._unscored.pop(attempt, None) is None and not self._is_over(attempt):
+            self._cancelled.add(attempt)
 
-    def _is_over(self, lease: str) -> bool:
+    def _is_over(self, attempt: str) -> bool:
         """Whether all that was asked for it has been begun, and has ended."""
-        asked = self.link.has_heard(lease) or self.link.has_heard(f"score.{lease}")
-        return asked and not any(lease == _attempt(message) for message in self._early)
+        asked = self.link.has_heard(attempt) or self.link.has_heard(f"score.{attempt}")
+        return asked and not any(attempt == _attempt(message) for message in self._early)
 
     def _begin(self, message: Lease | Score) -> None:
         if self._tasks is None:  # heard before run() began, or after it ended
@@ -89,10 +90,10 @@ class EnvHost:
 
     async def _play(self, manager: EnvManager) -> None:
         report = await manager.play()
-        del self._playing[report.lease]
+        del self._playing[report.attempt]
         if report.awaited and not manager.cancelled:
-            self._unscored[report.lease] = report.trajectory
-        self.link.say(report.lease, report)
+            self._unscored[report.attempt] = report.trajectory
+        self.link.say(report.attempt, report)
 
     def _begin_scoring(self, message: Score, tasks: asyncio.TaskGroup) -> None:
         attempt = message.attempt
@@ -103,9 +104,16 @@ class EnvHost:
         self._scoring[attempt] = tasks.create_task(self._score(trajectory), name=f"{SCORING}{attempt}")
 
     async def _score(self, trajectory: Trajectory) -> None:
-        scored = await score(self._stage, trajectory, f"{SCORING}{trajectory.id}")
-        if self._scoring.pop(trajectory.id, None) is not None:
-            self.link.say(f"scored.{trajectory.id}", scored)
+        attempt = trajectory.id
+        try:
+            scored = await score(self._stage, trajectory, f"{SCORING}{attempt}")
+        except asyncio.CancelledError:
+            if attempt in self._scoring:  # the host ends
+                raise
+            scored = Scored.of(trajectory, failure="not wanted any more")
+        wanted = self._scoring.pop(attempt, None) is not None
+        if wanted or scored.threads_left:  # threads that are left behind count, whatever was wanted
+            self.link.say(f"scored.{attempt}", scored)
 
 
 def _attempt(message: Lease | Score) -> str:

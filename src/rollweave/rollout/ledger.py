@@ -9,10 +9,10 @@ reward has come.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rollweave.observability.events import Emitter
-from rollweave.rollout.state import LedgerState
 
 
 class TaskEnd(StrEnum):
@@ -36,19 +36,26 @@ class LedgerError(AssertionError):
     """The books do not balance: a bug in Rollweave, never in a job."""
 
 
+@dataclass(slots=True)
+class LedgerState:
+    """What a checkpoint keeps of the ledger. Groups say which of the open attempts are scoring."""
+
+    admitted: int = 0
+    issued: int = 0
+    tasks: dict[TaskEnd, int] = field(default_factory=dict)
+    attempts: dict[AttemptEnd, int] = field(default_factory=dict)
+    tokens: dict[AttemptEnd, int] = field(default_factory=dict)
+    open_tasks: list[int] = field(default_factory=list)
+    open_attempts: list[str] = field(default_factory=list)
+
+
 class Ledger:
-    def __init__(self, recorder: Emitter | None = None) -> None:
-        self.recorder = recorder
-        """Hears of every end."""
-        self.open_tasks: set[int] = set()
-        self.open_attempts: set[str] = set()
+    def __init__(self, recorder: Emitter) -> None:
+        """`recorder` hears of every end."""
+        self._recorder = recorder
         self.scoring: set[str] = set()
         """Those of the open attempts whose episode has ended and whose reward is being computed."""
-        self.tasks: Counter[TaskEnd] = Counter()
-        self.attempts: Counter[AttemptEnd] = Counter()
-        self.tokens: Counter[AttemptEnd] = Counter()
-        self.admitted = 0
-        self.issued = 0
+        self.restore(LedgerState())
 
     def admit(self, group: int) -> None:
         if group in self.open_tasks:
@@ -79,8 +86,7 @@ class Ledger:
             raise LedgerError(f"group {group} ended as {end}, but is not open")
         self.open_tasks.remove(group)
         self.tasks[end] += 1
-        if self.recorder is not None:
-            self.recorder.emit("task.end", group=group, end=end.value)
+        self._recorder.emit("task.end", group=group, end=end.value)
 
     def end_attempt(self, attempt: str, end: AttemptEnd, tokens: int) -> None:
         if attempt not in self.open_attempts:
@@ -90,8 +96,7 @@ class Ledger:
         self.open_attempts.remove(attempt)
         self.attempts[end] += 1
         self.tokens[end] += tokens
-        if self.recorder is not None:
-            self.recorder.emit("attempt.end", id=attempt, end=end.value, tokens=tokens)
+        self._recorder.emit("attempt.end", id=attempt, end=end.value, tokens=tokens)
 
     def check(self) -> None:
         """Counts add up to what was admitted and issued."""
@@ -104,25 +109,18 @@ class Ledger:
         return LedgerState(
             self.admitted,
             self.issued,
-            {end.value: count for end, count in self.tasks.items()},
-            {end.value: count for end, count in self.attempts.items()},
-            {end.value: count for end, count in self.tokens.items()},
+            dict(self.tasks),
+            dict(self.attempts),
+            dict(self.tokens),
             sorted(self.open_tasks),
             sorted(self.open_attempts),
-            sorted(self.scoring),
         )
 
-    @classmethod
-    def restore(cls, state: LedgerState, recorder: Emitter | None = None) -> Ledger:
-        ledger = cls(recorder)
-        ledger.admitted, ledger.issued = state.admitted, state.issued
-        ledger.tasks.update({TaskEnd(end): count for end, count in state.tasks.items()})
-        ledger.attempts.update({AttemptEnd(end): count for end, count in state.attempts.items()})
-        ledger.tokens.update({AttemptEnd(end): count for end, count in state.tokens.items()})
-        ledger.open_tasks, ledger.open_attempts = set(state.open_tasks), set(state.open_attempts)
-        ledger.scoring = set(state.scoring)
-        ledger.check()
-        return ledger
+    def restore(self, state: LedgerState) -> None:
+        self.admitted, self.issued = state.admitted, state.issued
+        self.tasks, self.attempts, self.tokens = Counter(state.tasks), Counter(state.attempts), Counter(state.tokens)
+        self.open_tasks, self.open_attempts = set(state.open_tasks), set(state.open_attempts)
+        self.check()
 
     def summary(self) -> dict[str, dict[str, int]]:
         """Every state, also those with a count of zero. Attempts that are being scored are open, too."""

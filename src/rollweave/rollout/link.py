@@ -1,13 +1,12 @@
-"""Messages between driver and hosts: at least once on the way, exactly once at the other end.
+"""The messages between the driver and its hosts, and the link that carries them: each is heard exactly once.
 
-Each side keeps what it said until the other side confirms it. A timer runs while anything is unconfirmed: every
-`retry_seconds` all of it is said again. Each side remembers what it has heard, so a repetition changes nothing.
-Everything said within one tick of the loop travels as one packet. How packets travel (and get lost) is the transport's
-business: within one process it is the other end's `receive`; `simulation/world/hosts.py` delays, drops and
-duplicates packets and so reorders them; on Ray, `runtimes/ray_keepers.py` and `runtimes/ray_workers.py` carry them
-between processes.
+Each end of a link keeps what it said until the other end confirms it. While anything is unconfirmed, all of it is said
+again every `RETRY_SECONDS`. Each end remembers what it has heard, so a repetition changes nothing. Everything said
+within one tick of the loop travels as one packet.
 
-What the driver and its environment hosts say to each other.
+A transport carries the packets. Within one process it is the other end's `receive`. On Ray, `runtimes/ray_keepers.py`
+and `runtimes/ray_workers.py` carry them between processes. `simulation/world/hosts.py` delays, drops, duplicates and
+so reorders them.
 """
 
 from __future__ import annotations
@@ -50,10 +49,9 @@ Transport = Callable[[Packet[Any]], None]
 class Endpoint(Generic[Out, In]):
     """One end of a link: says `Out`, hears `In`."""
 
-    def __init__(self, transport: Transport, hear: Callable[[In], None], retry_seconds: float = RETRY_SECONDS) -> None:
+    def __init__(self, transport: Transport, hear: Callable[[In], None]) -> None:
         self._transport = transport
         self._hear = hear
-        self._retry_seconds = retry_seconds
         self._unconfirmed: dict[str, Out] = {}
         self._next: Packet[Out] = Packet()
         self._flush_scheduled = False
@@ -85,6 +83,9 @@ class Endpoint(Generic[Out, In]):
         return id in self._heard
 
     def close(self) -> None:
+        """The other end is gone: nothing will be confirmed, so nothing is said again."""
+        self._unconfirmed.clear()
+        self._next.messages.clear()
         if self._retry is not None:
             self._retry.cancel()
 
@@ -103,7 +104,7 @@ class Endpoint(Generic[Out, In]):
         packet, self._next = self._next, Packet()
         self._transport(packet)
         if self._unconfirmed and self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(self._retry_seconds, self._repeat)
+            self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._repeat)
 
     def _repeat(self) -> None:
         self._retry = None
@@ -116,9 +117,11 @@ class Lease:
     """Permission to play one episode. It can be issued again if its host dies."""
 
     id: str
+    """Of the attempt: group, member and try, as in `17.3.0`."""
     group: int
     member: int
-    attempt: int
+    tries: int
+    """How often this member was leased before."""
     task: Task
     seed: int
     """What is sampled in turn t depends on this and t only."""
@@ -140,14 +143,14 @@ class Cancel:
     If its episode has ended, its reward is not wanted any more: that is not answered.
     """
 
-    lease: str
+    attempt: str
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
     """A host has routed a trajectory again: its engine is gone or drains, or there was none before."""
 
-    lease: str
+    attempt: str
     route: Route
     number: int
     """Of the host's moves: of two of one lease the later is true, in whatever order they arrive."""
@@ -169,7 +172,7 @@ class Report:
     Its slot is free from now on. A reward that failed for good leaves the trajectory finished but unscored.
     """
 
-    lease: str
+    attempt: str
     trajectory: Trajectory
     reward_failed: bool = False
     host_died: bool = False
@@ -177,7 +180,7 @@ class Report:
     awaited: tuple[str, ...] = ()
     """The rewards that are still to be computed: the host keeps the trajectory until it is told to (`Score`)."""
     host: int | None = None
-    """Who played it; written by the dispatcher."""
+    """The host that played it; written by the dispatcher."""
 
 
 ToHost = Lease | Cancel | Score | FleetUpdate

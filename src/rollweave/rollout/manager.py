@@ -1,12 +1,7 @@
 """EnvManager: plays one lease. Reset, then turn after turn, then a report; rewards that take time come later.
 
-Whatever the environment does wrong ends here, as a typed outcome. An infrastructure failure is never a
-reward: the trajectory is reported as failed and the scheduler issues a fresh attempt.
-
-The barrier of batched environments: nobody takes turn t + 1 before everybody has taken turn t.
-
-Only `sync` uses it, as the baseline that trajectory-level asynchrony is measured against. Members come and go, and
-one may be cancelled where it stands: it then counts neither as a member nor as arrived.
+Every mistake of an environment ends here, as a typed outcome. An infrastructure failure is never a reward: the
+trajectory is reported as failed and the scheduler issues a fresh attempt.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from rollweave.clock import Clock, DeadlineExceeded
-from rollweave.config.control import ControlConfig, Deadlines
+from rollweave.config.control import ControlConfig, RolloutConfig
 from rollweave.engines.protocol import Completion, Request
 from rollweave.environments.protocol import Environment, Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed, RollweaveError
@@ -33,12 +28,21 @@ from rollweave.trajectory import Outcome, TokenBuffer, TokenIds, Trajectory
 
 
 class TurnBarrier:
-    """A barrier whose members come and go."""
+    """Lets no environment take turn t + 1 before all have taken turn t.
+
+    Only `sync` uses it, as the baseline that trajectory-level asynchrony is measured against. Members come and go. One
+    that is cancelled while it waits counts neither as a member nor as arrived.
+    """
 
     def __init__(self) -> None:
         self._members = 0
         self._arrived = 0
         self._opens = asyncio.Event()
+
+    @classmethod
+    def of(cls, control: ControlConfig) -> TurnBarrier | None:
+        """Only the mode `sync` has one."""
+        return cls() if control.pipeline.type == "sync" else None
 
     def join(self) -> None:
         self._members += 1
@@ -102,37 +106,9 @@ class Stage:
     """Makes a fresh environment for a task."""
     dialogue: Dialogue
     scorer: Scores
-    deadlines: Deadlines
-    max_turns: int
-    max_context: int
+    rollout: RolloutConfig
+    """Limits and deadlines, and whether the members of a group share an engine."""
     barrier: TurnBarrier | None = None
-    prompt_replication: bool = True
-    """Off: the members of a group share an engine worker."""
-
-    @classmethod
-    def of(
-        cls,
-        control: ControlConfig,
-        clock: Clock,
-        proxy: LLMProxy,
-        environment: Callable[[Task], Environment],
-        dialogue: Dialogue,
-        scorer: Scores,
-    ) -> Stage:
-        """With the limits of a job or a scenario."""
-        rollout = control.rollout
-        return Stage(
-            clock,
-            proxy,
-            environment,
-            dialogue,
-            scorer,
-            rollout.deadlines,
-            rollout.max_turns,
-            rollout.max_context,
-            TurnBarrier() if control.pipeline.type == "sync" else None,
-            rollout.prompt_replication,
-        )
 
 
 class EpisodeCancelled(RollweaveError):
@@ -150,7 +126,7 @@ class EnvManager:
         """The trajectory's tokens, kept as they come: joining its spans anew every turn is quadratic in turns."""
         # One wait of each kind, entered again each turn. None of them holds on to the manager: a cycle of objects would
         # keep the whole episode in memory until the collector comes by.
-        deadlines = stage.deadlines
+        deadlines = stage.rollout.deadlines
         self._generation = stage.clock.wait(self.name, "", deadlines.generate, partial(stage.proxy.abort, lease.id))
         self._step = stage.clock.wait(self.name, "", deadlines.env_step)
         self._interruptible = [self._generation]
@@ -158,7 +134,7 @@ class EnvManager:
     async def play(self) -> Report:
         """The report of how it ended. Its rewards are in it if they take no time, and in the barrier mode `sync`."""
         reward_failed, awaited = False, tuple[str, ...]()
-        group = None if self.stage.prompt_replication else self.lease.group
+        group = None if self.stage.rollout.prompt_replication else self.lease.group
         ask = RouteAsk(self.lease.id, self.lease.task.environment, group)
         self.stage.proxy.begin(ask, self.lease.engine, self.lease.prefill)
         try:
@@ -176,7 +152,7 @@ class EnvManager:
         return Report(self.lease.id, self.trajectory, reward_failed, awaited=awaited)
 
     def cancel(self) -> None:
-        """Stop as soon as nobody is hurt: generation at once, an environment in another process after its call.
+        """Stop as soon as that does no harm: generation at once, an environment in another process after its call.
 
         Interrupting the latter would mean killing the process, with the other environments in it.
         """
@@ -204,7 +180,7 @@ class EnvManager:
     async def _play_episode(self) -> None:
         self._go_on()
         environment = self.stage.environment(self.lease.task)
-        reset = self.stage.clock.wait(self.name, "environment reset", self.stage.deadlines.env_reset)
+        reset = self.stage.clock.wait(self.name, "environment reset", self.stage.rollout.deadlines.env_reset)
         if getattr(environment, "interruptible", True):
             self._interruptible += [reset, self._step]
         barrier = self.stage.barrier
@@ -226,16 +202,16 @@ class EnvManager:
         """The episode is over: an environment that cannot be closed takes nothing away from it."""
         with (
             suppress(DeadlineExceeded, EnvironmentFailed),
-            self.stage.clock.wait(self.name, "environment close", self.stage.deadlines.env_reset),
+            self.stage.clock.wait(self.name, "environment close", self.stage.rollout.deadlines.env_reset),
         ):
             await environment.close()
 
     async def _take_turn(self, environment: Environment) -> TokenIds | None:
         """Answer the open observation and act; the tokens of the next one, or None at the episode's end."""
-        if len(self._context) >= self.stage.max_context:
+        if len(self._context) >= self.stage.rollout.max_context:
             raise EnvironmentFailed(
                 f"{self.lease.task.id}: the first observation alone has {len(self._context)} tokens; "
-                f"rollout.max_context is {self.stage.max_context}: raise it or shorten the observation"
+                f"rollout.max_context is {self.stage.rollout.max_context}: raise it or shorten the observation"
             )
         await self._generate()
         turn = self.trajectory.turns[-1]
@@ -255,8 +231,8 @@ class EnvManager:
         dialogue, answer = self.stage.dialogue, self.trajectory.turns[-1].answer
         answered_end = bool(answer) and dialogue.ended(answer[-1].tokens)
         observation = dialogue.reply(result.observation, answered_end)
-        out_of_turns = len(self.trajectory.turns) >= self.stage.max_turns
-        out_of_context = len(self._context) + len(observation) >= self.stage.max_context
+        out_of_turns = len(self.trajectory.turns) >= self.stage.rollout.max_turns
+        out_of_context = len(self._context) + len(observation) >= self.stage.rollout.max_context
         if result.truncated or out_of_turns or out_of_context:
             self.trajectory.outcome = Outcome.TRUNCATED
             return None
@@ -300,7 +276,7 @@ class EnvManager:
 
     async def _meet(self, barrier: TurnBarrier) -> None:
         """Wait for the others; the slowest of them has its own deadlines, and the batch has this one."""
-        wait = self.stage.clock.wait(self.name, "the other environments", self.stage.deadlines.get_batch)
+        wait = self.stage.clock.wait(self.name, "the other environments", self.stage.rollout.deadlines.get_batch)
         self._interruptible.append(wait)
         with wait:
             await barrier.arrive()
@@ -312,7 +288,7 @@ async def score(stage: Stage, trajectory: Trajectory, who: str) -> Scored:
     """Compute the rewards of an ended episode, within their deadline."""
     names = ", ".join(stage.scorer.awaited(trajectory))
     try:
-        with stage.clock.wait(who, f"reward {names}".rstrip(), stage.deadlines.reward):
+        with stage.clock.wait(who, f"reward {names}".rstrip(), stage.rollout.deadlines.reward):
             await stage.scorer.score(trajectory)
     except (RewardFailed, DeadlineExceeded) as error:
         return Scored.of(trajectory, failure=str(error))

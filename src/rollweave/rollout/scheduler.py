@@ -1,8 +1,8 @@
-"""RolloutScheduler: alone decides what is admitted, what a batch is made of, and where everything ended.
+"""RolloutScheduler: decides what is admitted, what a batch is made of, and how every task and attempt ended.
 
     admit ─▶ lease members ─▶ score what ended ─▶ collect it into groups ─▶ serve the oldest complete groups
       ▲            ▲ again, after a failure               │ filtered, failed         │
-      └────────────┴──────────────────────────────────────┴──────────────────────────┘ whatever ends makes room
+      └────────────┴──────────────────────────────────────┴──────────────────────────┘ what ends makes room
 
 It lives in the driver and owns the ledger; hosts and engines hold nothing that it could not issue again.
 """
@@ -10,17 +10,16 @@ It lives in the driver and owns the ledger; hosts and engines hold nothing that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
 from math import ceil, floor
-from typing import Literal
+from typing import Any
 
 from rollweave.clock import Clock
-from rollweave.engines.protocol import Sampling
 from rollweave.errors import EnvironmentFailed, RewardFailed
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.groups import Leasing, RunningGroup
+from rollweave.rollout.groups import Leasing, RolloutSettings, RunningGroup
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
 from rollweave.rollout.link import Lease, Report
 from rollweave.rollout.scoring import Scoring
@@ -31,29 +30,6 @@ from rollweave.trajectory import Batch, Trajectory
 
 HOPELESS_ATTEMPTS = 16
 """A run whose first episodes all fail has a broken environment or reward, not bad luck: it stops with their error."""
-
-StalenessPolicy = Literal["wait", "requeue", "drop", "start_only"]
-"""What becomes of running work that would exceed the bound. `start_only`: nothing, the bound is not enforced."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    """The numbers the scheduler works with."""
-
-    group_size: int
-    sampling: Sampling
-    seed: int
-    get_batch_timeout: float
-    max_retries: int = 3
-    retry_backoff: float = 0.5
-    policy: StalenessPolicy = "wait"
-    max_requeues: int = 2
-    redundant_groups: float = 0.0
-    redundant_members: int = 0
-    filter: Literal["none", "zero_variance"] = "none"
-    prompt_replication: bool = True
-    try_alone: str = "rollweave env check"
-    """The command that shows a failing environment or reward by itself."""
 
 
 class RolloutScheduler:
@@ -68,23 +44,15 @@ class RolloutScheduler:
         recorder: Emitter,
     ) -> None:
         self.plan = plan
+        self._rollout = plan.rollout
         self.bound = bound
         self.cursor = cursor
         self.ledger = Ledger(recorder)
         self.buffer = SampleBuffer(bound)
         self.engine_version = 0
         self.next_step = 0
-        self._filter = GroupFilter(plan.filter)
-        self._leasing = Leasing(
-            dispatcher,
-            clock,
-            recorder,
-            self._on_report,
-            sampling=plan.sampling,
-            seed=plan.seed,
-            retry_backoff=plan.retry_backoff,
-            one_by_one=plan.prompt_replication,
-        )
+        self._filter = GroupFilter(plan.rollout.filter)
+        self._leasing = Leasing(plan, self.ledger, dispatcher, clock, recorder, self._on_report)
         self._scoring = scoring
         self._clock = clock
         self._recorder = recorder
@@ -93,7 +61,7 @@ class RolloutScheduler:
         """A group has ended."""
         self._news = asyncio.Event()
         """An episode has ended."""
-        self._failures_so_far = 0
+        self._failures: Counter[AttemptEnd] = Counter()
         self._any_played = False
         self._any_scored = False
         self._broken: Exception | None = None
@@ -113,7 +81,7 @@ class RolloutScheduler:
         """The groups train step `step` consumes, as soon as there are enough and none is left behind too old."""
         self.next_step = step
         self._admit()
-        with self._clock.wait("trainer", "", self.plan.get_batch_timeout) as wait:
+        with self._clock.wait("trainer", "", self._rollout.deadlines.get_batch) as wait:
             while (selection := self._select(step)) is None:
                 wait.what = self._what_is_missing(step)
                 self._changed.clear()
@@ -128,7 +96,7 @@ class RolloutScheduler:
 
     async def ended(self, share: float) -> None:
         """Waits until this share of the episodes of the next batch has ended."""
-        wanted = share * self.bound.groups_per_step * self.plan.group_size
+        wanted = share * self.bound.groups_per_step * self._rollout.group_size
         while self._episodes_ended() < wanted:
             self._news.clear()
             await self._news.wait()
@@ -136,7 +104,7 @@ class RolloutScheduler:
     def _episodes_ended(self) -> int:
         """With a filter only those of groups that have passed it."""
         whole = sum(len(group.members) for group in self.buffer.groups.values())
-        if self.plan.filter != "none":
+        if self._rollout.filter != "none":
             return whole
         return whole + sum(len(group.finished) + len(group.scoring) for group in self._running.values())
 
@@ -146,7 +114,7 @@ class RolloutScheduler:
             self._end_group(group.id, group.members, TaskEnd.TRAINED, AttemptEnd.TRAINED)
 
     def close(self) -> None:
-        """Nobody trains any more: whatever still arrives, nothing is leased for it."""
+        """Training has ended: reports and rewards that still arrive are ignored."""
         self._leasing.closed = True
 
     @property
@@ -164,7 +132,7 @@ class RolloutScheduler:
         room = self.bound.room(self.next_step, self.engine_version) - len(self.buffer)
         if self.next_step == self.engine_version:
             # While a step waits for its batch, redundant groups may race for it, even if no later step can take them.
-            room = max(room, ceil(self.bound.groups_per_step * (1 + self.plan.redundant_groups)) - len(self.buffer))
+            room = max(room, ceil(self.bound.groups_per_step * (1 + self._rollout.redundant_groups)) - len(self.buffer))
         if len(self._running) < room:
             return True
         # Over-issue only into environments that would stand idle.
@@ -173,12 +141,12 @@ class RolloutScheduler:
     @property
     def _over_issues(self) -> bool:
         """Whether more may be admitted than the bound has places for; else all that is admitted finds one."""
-        return self.plan.filter != "none" or self.plan.redundant_groups > 0
+        return self._rollout.filter != "none" or self._rollout.redundant_groups > 0
 
     def _admit_group(self) -> None:
         number = self.cursor.position
-        members = self.plan.group_size + self.plan.redundant_members
-        group = RunningGroup(number, self.cursor.next(), self.engine_version, members)
+        members = self.plan.members
+        group = RunningGroup(number, self.engine_version, task=self.cursor.next(), members=members)
         self._running[number] = group
         self.ledger.admit(number)
         self._recorder.emit(
@@ -189,32 +157,32 @@ class RolloutScheduler:
             next_step=self.next_step,
             ahead=len(self._running) + len(self.buffer) - 1,
         )
-        self._issue(group, range(members))
+        self._leasing.issue(group, range(members))
 
     # --------------------------------------------------------------------------------------------------- leases
 
-    def _issue(self, group: RunningGroup, members: Iterable[int], first: bool = False) -> None:
-        self._leasing.issue(self.ledger, group, members, first)
-
     def _try_again(self, group: RunningGroup, member: int) -> None:
         group.failures[member] = group.failures.get(member, 0) + 1
-        if group.failures[member] > self.plan.max_retries:
+        if group.failures[member] > self._rollout.max_retries:
             self._lose_member(group, member)
             return
         requeues = group.requeues
         self._leasing.issue_later(
-            self.ledger, group, member, lambda: self._running.get(group.id) is group and group.requeues == requeues
+            group, member, lambda: self._running.get(group.id) is group and group.requeues == requeues
         )
 
     # -------------------------------------------------------------------------------------------------- reports
 
     def _on_report(self, lease: Lease, report: Report) -> None:
-        """Reports arrive in callbacks, where an exception would be lost: the next `get_batch` raises it."""
+        self._safely(self._book, lease, report)
+
+    def _safely(self, book: Callable[..., None], *heard: Any) -> None:
+        """Reports and rewards arrive in callbacks, where an exception would be lost: the next `get_batch` raises it."""
         if self._leasing.closed:
             return
         try:
-            self._book(lease, report)
-        except Exception as error:  # the boundary between callbacks and whoever waits
+            book(*heard)
+        except Exception as error:  # the boundary between callbacks and the trainer that waits
             self._break(error)
 
     def _book(self, lease: Lease, report: Report) -> None:
@@ -237,7 +205,7 @@ class RolloutScheduler:
         del group.leases[lease.member]
         if report.host_died:
             self.ledger.end_attempt(lease.id, AttemptEnd.INFRA_FAILED, 0)
-            self._issue(group, [lease.member], first=True)
+            self._leasing.issue(group, [lease.member], first=True)
         elif report.reward_failed:
             self._end_failed(trajectory, AttemptEnd.REWARD_FAILED)
             self._lose_member(group, lease.member)
@@ -258,20 +226,20 @@ class RolloutScheduler:
 
     def _end_failed(self, trajectory: Trajectory, end: AttemptEnd) -> None:
         self.ledger.end_attempt(trajectory.id, end, trajectory.sampled_tokens)
-        self._failures_so_far += 1
+        self._failures[end] += 1
         unscored = end is AttemptEnd.REWARD_FAILED
         any_success = self._any_scored if unscored else self._any_played
-        if not any_success and self._failures_so_far >= HOPELESS_ATTEMPTS:
+        if not any_success and self._failures[end] >= HOPELESS_ATTEMPTS:
             kind = RewardFailed if unscored else EnvironmentFailed
             self._break(
                 kind(
-                    f"the first {self._failures_so_far} episodes all failed; the last one: {trajectory.cause}\n"
+                    f"the first {self._failures[end]} episodes all failed; the last one: {trajectory.cause}\n"
                     f"try it alone: {self.plan.try_alone}"
                 )
             )
 
     def _lose_member(self, group: RunningGroup, member: int) -> None:
-        group.lost.add(member)
+        group.lost.append(member)
         self._member_ended(group)
 
     def _member_ended(self, group: RunningGroup) -> None:
@@ -280,13 +248,13 @@ class RolloutScheduler:
         Enough means scored, not only played: a reward that fails takes its member away, and one of the others steps in.
         """
         self._news.set()
-        if len(group.finished) < self.plan.group_size and not group.ended:
+        if len(group.finished) < self._rollout.group_size and not group.ended:
             return
         del self._running[group.id]
         self._abandon(group, AttemptEnd.SURPLUS)
         whole = group.whole()
-        # A lone survivor has nobody to be compared with.
-        if len(whole.members) < min(2, self.plan.group_size):
+        # The reward of a single member has nothing to be compared with.
+        if len(whole.members) < min(2, self._rollout.group_size):
             self._end_group(group.id, whole.members, TaskEnd.FAILED, AttemptEnd.ABORTED)
             self._recorder.emit("group.failed", group=group.id, task=group.task.id)
         elif not self._filter.keeps(whole):
@@ -317,15 +285,10 @@ class RolloutScheduler:
         self._scoring.score(trajectory, report.host, report.awaited, self._on_scored)
 
     def _on_scored(self, trajectory: Trajectory, succeeded: bool) -> None:
-        """Arrives in a callback, as reports do."""
-        if self._leasing.closed:
-            return
-        try:
-            self._book_reward(self._running[trajectory.group], trajectory, succeeded)
-        except Exception as error:  # the boundary between callbacks and whoever waits
-            self._break(error)
+        self._safely(self._book_reward, trajectory, succeeded)
 
-    def _book_reward(self, group: RunningGroup, trajectory: Trajectory, succeeded: bool) -> None:
+    def _book_reward(self, trajectory: Trajectory, succeeded: bool) -> None:
+        group = self._running[trajectory.group]
         del group.scoring[trajectory.id]
         self.ledger.end_scoring(trajectory.id)
         if succeeded:
@@ -344,8 +307,8 @@ class RolloutScheduler:
             for id in self.buffer.left_over(step):
                 self._discard(id, AttemptEnd.SURPLUS)
                 self._admit()
-        everybody_stays = self.plan.policy == "wait" and not self._over_issues
-        if everybody_stays and self.buffer.must_wait(step, (group.version for group in self._running.values())):
+        all_stay = self.plan.policy == "wait" and not self._over_issues
+        if all_stay and self.buffer.must_wait(step, (group.version for group in self._running.values())):
             return None
         running = (
             GroupInLine(group.id, group.version, complete=False, expendable=self._expendable(group))
@@ -380,7 +343,7 @@ class RolloutScheduler:
             self.ledger.end_attempt(trajectory.id, AttemptEnd.STALE, trajectory.sampled_tokens)
         group.begin_again(self.engine_version)
         self._recorder.emit("group.requeued", group=group.id, version=group.version, times=group.requeues)
-        self._issue(group, group.unfinished, first=True)
+        self._leasing.issue(group, group.unfinished, first=True)
 
     def _end_group(self, id: int, members: list[Trajectory], task: TaskEnd, attempt: AttemptEnd) -> None:
         self.ledger.end_task(id, task)
@@ -404,23 +367,23 @@ class RolloutScheduler:
         """Go on from a checkpoint: finished members are kept, rewards under way are asked for again, episodes too."""
         self.engine_version = self.next_step = state.version
         self.cursor.position = state.cursor
-        self.ledger = Ledger.restore(state.ledger, self._recorder)
+        self.ledger.restore(state.ledger)
         for whole in state.buffered:
             self.buffer.put(whole)
         self._filter.kept_lately.extend(state.kept_lately)
         self._any_played = self._any_scored = bool(state.version)
-        members = self.plan.group_size + self.plan.redundant_members
         for group in state.open:
             task = self.cursor.source.task(group.id)
-            self._running[group.id] = RunningGroup.from_state(group, task, members)
-        kept = [group.members for group in state.buffered]
-        kept += [group.finished + group.scoring for group in state.open]
-        for attempt in sorted(self.ledger.open_attempts - {member.id for members in kept for member in members}):
+            self._running[group.id] = RunningGroup.from_state(group, task, self.plan.members)
+        kept = [trajectory for group in state.buffered for trajectory in group.members]
+        kept += [trajectory for group in state.open for trajectory in (*group.finished, *group.scoring.values())]
+        for attempt in sorted(self.ledger.open_attempts - {trajectory.id for trajectory in kept}):
             self.ledger.end_attempt(attempt, AttemptEnd.ABORTED, 0)
         for running in self._running.values():
             for trajectory in running.scoring.values():
+                self.ledger.begin_scoring(trajectory.id)
                 self._scoring.score(trajectory, None, (), self._on_scored)
-            self._issue(running, running.unfinished)
+            self._leasing.issue(running, running.unfinished)
 
     # -------------------------------------------------------------------------------------------------- helpers
 

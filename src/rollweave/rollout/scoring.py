@@ -45,7 +45,7 @@ class Scoring:
     def _hear(self, answer: Scored) -> None:
         waiting = self._waiting.pop(answer.attempt, None)
         if waiting is None:
-            self._recorder.emit("reward.late", id=answer.attempt)
+            _tell_late(self._recorder, answer)
             return
         (trajectory, done), succeeded = waiting, answer.failure is None
         answer.fill_in(trajectory)
@@ -59,12 +59,16 @@ class Scoring:
         done(trajectory, succeeded)
 
 
+def _tell_late(recorder: Emitter, answer: Scored) -> None:
+    recorder.emit("reward.late", id=answer.attempt, threads_left=answer.threads_left)
+
+
 @dataclass(slots=True)
 class _Call:
     call: RewardCall
     done: Callable[[Scored], None]
     host: int | None = None
-    """Who computes it; None: there is no host."""
+    """Where it is computed; None: there is no host."""
     tries: int = 0
 
 
@@ -77,60 +81,48 @@ class HostBackend:
         self._recorder = recorder
         self._max_retries = max_retries
         self._calls: dict[str, _Call] = {}
-        self._load: Counter[int] = Counter()
-        dispatcher.reward_desk = self
+        dispatcher.on_scored, dispatcher.on_hosts = self._hear, self._hosts_changed
 
     def call(self, call: RewardCall, done: Callable[[Scored], None]) -> None:
         made = self._calls[call.attempt] = _Call(call, done)
         self._place(made)
 
     def give_up(self, attempt: str) -> None:
-        made = self._end(attempt)
+        made = self._calls.pop(attempt)
         if made.host is not None:
             self._dispatcher.say(made.host, f"cancel.{attempt}", Cancel(attempt))
 
-    # --------------------------------------------------------------------------- what the dispatcher tells of hosts
-
-    def scored(self, answer: Scored) -> None:
-        """Whichever host says it, also one that was taken for dead: the answer is the same."""
-        if answer.attempt in self._calls:
-            self._end(answer.attempt).done(answer)
+    def _hear(self, answer: Scored) -> None:
+        """From any host, also one that was taken for dead: the answer is the same."""
+        made = self._calls.pop(answer.attempt, None)
+        if made is not None:
+            made.done(answer)
         else:
-            self._recorder.emit("reward.late", id=answer.attempt)
+            _tell_late(self._recorder, answer)
 
-    def host_attached(self, host: int) -> None:
-        for made in [made for made in self._calls.values() if made.host is None]:
-            self._place(made)
-
-    def host_gone(self, host: int) -> None:
-        self._load.pop(host, None)
-        for made in [made for made in self._calls.values() if made.host == host]:
-            made.host = None
-            if made.tries > self._max_retries:
+    def _hosts_changed(self) -> None:
+        """What no living host computes is placed again."""
+        hosts = set(self._dispatcher.hosts)
+        for made in [made for made in self._calls.values() if made.host not in hosts]:
+            if made.host is not None and made.tries > self._max_retries:
                 cause = f"its host died while it was scored, {made.tries} times"
-                self._end(made.call.attempt).done(Scored(made.call.attempt, failure=cause))
+                self._hear(Scored(made.call.attempt, failure=cause))
             else:
                 self._place(made)
 
-    # -------------------------------------------------------------------------------------------------------- helpers
-
     def _place(self, made: _Call) -> None:
-        """With the holder, else with the host that computes least; the next host that comes, if there is none."""
+        """With the holder, else with the host that computes least; if there is none, with the next one that comes."""
         call, hosts = made.call, self._dispatcher.hosts
-        if not hosts:
-            return
         held = call.holder in hosts
-        made.host = call.holder if held else min(hosts, key=lambda host: self._load[host])
-        assert made.host is not None
+        made.host = call.holder if held else self._least_busy(hosts)
+        if made.host is None:
+            return
         made.tries += 1
-        self._load[made.host] += 1
         if made.tries > 1:
             self._recorder.emit("reward.again", id=call.attempt, host=made.host, tries=made.tries)
         score = Score(call.attempt, None if held else call.trajectory)
         self._dispatcher.say(made.host, f"score.{call.attempt}", score)
 
-    def _end(self, attempt: str) -> _Call:
-        made = self._calls.pop(attempt)
-        if made.host is not None:
-            self._load[made.host] -= 1
-        return made
+    def _least_busy(self, hosts: Sequence[int]) -> int | None:
+        load = Counter(made.host for made in self._calls.values())
+        return min(hosts, key=lambda host: load[host], default=None)

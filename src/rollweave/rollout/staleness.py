@@ -1,4 +1,4 @@
-"""How far rollout may run ahead of training.
+"""How far rollout may run ahead of training, and which groups a train step consumes.
 
 Version v means v completed train steps. The staleness of a group at step n is n minus the version of its oldest
 sampled token. With N groups to a batch and alpha = k + f, at step n every group has staleness k at most, but for a
@@ -6,9 +6,7 @@ share f of the batch that may have k + 1.
 
 Admitting a group commits it to a place in line: with p groups ahead of it, it is consumed by step
 `next_step + p // N`. It is admitted only if even then it is not too old (`room`), so nothing that was admitted has to
-be thrown away for its age as long as everybody is waited for.
-
-Which groups a train step consumes, and which it may leave behind. Pure: numbers in, a choice out.
+be thrown away for its age as long as steps wait for every group.
 
 A step takes the oldest complete groups. What it leaves behind must still be consumable in time by later steps. Where
 it is not, there are three cases:
@@ -17,15 +15,9 @@ it is not, there are three cases:
               admitted of those still running are given up, because they are likely to have done the least
     stale     a running group would be too old by the time its turn comes: the policy says whether the step waits
               for it (`wait`), or gives it up (`requeue`, `drop`)
-    nobody    `areal` looks at age only at the start: nothing is ever given up, and the bound may be exceeded
+    neither   `areal` looks at age only at the start: nothing is ever given up, and the bound may be exceeded
 
-SampleBuffer: complete groups waiting for the train step that consumes them.
-
-GroupFilter: groups that teach nothing are replaced, and how many survive tells how many more to start.
-
-If all members of a group got the same reward, every advantage is zero and so is the gradient. Waiting for a
-replacement only after such a group has ended would be serial; the scheduler starts as many groups at once as are
-needed for enough of them to survive.
+`StalenessBound` and `select` are pure: numbers in, a choice out.
 """
 
 from __future__ import annotations
@@ -71,8 +63,6 @@ class StalenessBound:
 
 @dataclass(frozen=True, slots=True)
 class GroupInLine:
-    """A group in line."""
-
     id: int
     version: int
     """What its staleness is counted from."""
@@ -96,7 +86,7 @@ def select(
     `survivors`: the share of running groups that is expected to pass the filter and to want a place in a batch.
     """
     size = bound.groups_per_step
-    line = sorted(line, key=lambda group: (group.version, group.id))
+    line = sorted(line, key=_age)
     complete = [group.id for group in line if group.complete]
     if len(complete) < size:
         return None
@@ -106,7 +96,7 @@ def select(
     chosen = set(selection.consumed)
     left = [group for group in line if group.id not in chosen]
     given_up = _too_many(left, 0, step + 1, bound, survivors)
-    # Were everybody complete, the oldest would be consumed now: what is too many even then is surplus.
+    # If all were complete, the oldest would be consumed now: what is too many even then is surplus.
     surplus = len(_too_many(line, size, step + 1, bound, survivors))
     late = given_up[surplus:]
     if not all(group.expendable or group.complete for group in late):
@@ -116,16 +106,14 @@ def select(
     return selection
 
 
-def left_over(complete: Sequence[GroupInLine], step: int, bound: StalenessBound) -> list[int]:
-    """Complete groups that find no place in this step or a later one: more survived the filter than was expected."""
-    line = sorted(complete, key=lambda group: (group.version, group.id))
-    return [group.id for group in _too_many(line, 0, step, bound, survivors=1.0)]
+def _age(group: GroupInLine) -> tuple[int, int]:
+    return group.version, group.id
 
 
 def _too_many(
     line: Sequence[GroupInLine], now: int, next_step: int, bound: StalenessBound, survivors: float
 ) -> list[GroupInLine]:
-    """Whom to leave out of the line so that all others find a place: `now` of them at once, the rest in time."""
+    """Which to leave out of the line so that all others find a place: `now` of them at once, the rest in time."""
     out: list[GroupInLine] = []
     reached: list[GroupInLine] = []  # of this version or older, and still in
     for place, group in enumerate(line):
@@ -143,7 +131,7 @@ def _too_many(
 def _excess(groups: Sequence[GroupInLine], places: int, survivors: float) -> int:
     complete = sum(group.complete for group in groups)
     free = places - complete
-    # With no place free, nobody who still runs can get one, however unlikely he is to survive.
+    # With no place free, no running group can get one, however unlikely it is to survive.
     return len(groups) - complete - (floor(free / survivors + 1e-9) if free > 0 else free)
 
 
@@ -153,6 +141,8 @@ def _worth(group: GroupInLine) -> tuple[bool, bool, int]:
 
 
 class SampleBuffer:
+    """Complete groups that wait for the train step that consumes them."""
+
     def __init__(self, bound: StalenessBound) -> None:
         self.bound = bound
         self.groups: dict[int, Group] = {}
@@ -171,18 +161,18 @@ class SampleBuffer:
         return self.groups.pop(id)
 
     def must_wait(self, step: int, running: Iterable[int]) -> bool:
-        """At a glance: whether more groups of these versions run than later steps have places for.
+        """A quick answer, by counts: whether more groups of these versions run than later steps have places for.
 
-        Only where everybody wants a place, nobody may be given up and no more were issued than fit; `select` knows
-        the rest, but looks at every group. A step that waits for its slowest group asks once per group that ends.
+        It holds only where every group wants a place, none may be given up and no more were issued than fit. `select`
+        knows all cases, but sorts all groups; a step that waits for its slowest group asks once per group that ends.
         """
         under_way, complete = Counter(running), Counter(self._versions.values())
-        late, everybody, unfinished = False, 0, 0
+        late, in_line, unfinished = False, 0, 0
         for version in sorted(under_way | complete):
-            everybody += under_way[version] + complete[version]
+            in_line += under_way[version] + complete[version]
             unfinished += under_way[version]
             places = self.bound.capacity(version, step + 1)
-            if everybody > self.bound.groups_per_step + places:
+            if in_line > self.bound.groups_per_step + places:
                 return False
             late |= unfinished > places
         return late
@@ -190,14 +180,15 @@ class SampleBuffer:
     def select(
         self, step: int, running: Iterable[GroupInLine], survivors: float = 1.0, start_only: bool = False
     ) -> Selection | None:
-        """What the step consumes and what it gives up, or None while it has to wait (see `selection`)."""
+        """What the step consumes and what it gives up, or None while it has to wait."""
         if len(self.groups) < self.bound.groups_per_step:
             return None
         return select([*self._complete(), *running], step, self.bound, survivors, start_only)
 
     def left_over(self, step: int) -> list[int]:
-        """Groups that no step from this one on can consume any more."""
-        return left_over(self._complete(), step, self.bound)
+        """Groups that find no place in this step or a later one: more survived the filter than was expected."""
+        line = sorted(self._complete(), key=_age)
+        return [group.id for group in _too_many(line, 0, step, self.bound, survivors=1.0)]
 
     def _complete(self) -> list[GroupInLine]:
         return [GroupInLine(id, version, complete=True) for id, version in self._versions.items()]
@@ -208,6 +199,12 @@ REMEMBERED = 64
 
 
 class GroupFilter:
+    """Sorts out groups that teach nothing: if all members got the same reward, every advantage is zero.
+
+    Waiting for a replacement until such a group has ended would be serial, so the scheduler starts as many groups at
+    once as are needed for enough of them to survive.
+    """
+
     def __init__(self, kind: Literal["none", "zero_variance"]) -> None:
         self.kind = kind
         self.kept_lately: deque[bool] = deque(maxlen=REMEMBERED)

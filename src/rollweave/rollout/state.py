@@ -4,7 +4,7 @@ Everything here is plain data: numbers, names, and the trajectories of finished 
 and log-prob. Tasks of open groups are not kept: a group's number is its position in the task source.
 
 On disk it is a small JSON and a sidecar: all arrays of one type lie end to end, and the JSON says which stretch of them
-belongs where. The control plane only lays them together; whoever writes the checkpoint's other files writes these too.
+belongs where. The control plane only lays them together; `training/checkpoint.py` writes them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter
 
 from rollweave.errors import RunFolderError
+from rollweave.rollout.ledger import LedgerState
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.trajectory import Group, Trajectory
 
@@ -35,34 +36,23 @@ State = TypeVar("State")
 
 
 @dataclass(slots=True)
-class LedgerState:
-    admitted: int = 0
-    issued: int = 0
-    tasks: dict[str, int] = field(default_factory=dict)
-    attempts: dict[str, int] = field(default_factory=dict)
-    tokens: dict[str, int] = field(default_factory=dict)
-    open_tasks: list[int] = field(default_factory=list)
-    open_attempts: list[str] = field(default_factory=list)
-    scoring: list[str] = field(default_factory=list)
-    """Those of them whose reward is being computed."""
-
-
-@dataclass(slots=True)
 class OpenGroup:
-    """A group that was being played: members that are finished or being scored are kept, the others leased again."""
+    """A group that is being played: members that are finished or being scored are kept, the others leased again."""
 
     id: int
     version: int
-    requeues: int
-    attempts: dict[int, int]
+    """What its staleness counts from: the engines' version at admission, renewed until the first lease is out."""
+    requeues: int = 0
+    tries: dict[int, int] = field(default_factory=dict)
     """Leases issued so far, by member."""
-    failures: dict[int, int]
+    failures: dict[int, int] = field(default_factory=dict)
     """Infrastructure failures so far, by member."""
-    finished: list[Trajectory]
-    lost: list[int]
+    finished: list[Trajectory] = field(default_factory=list)
+    """Members that were played to the end and scored."""
+    lost: list[int] = field(default_factory=list)
     """Members that have ended for good without a trajectory."""
-    scoring: list[Trajectory] = field(default_factory=list)
-    """Members whose reward was being computed: it is computed again."""
+    scoring: dict[str, Trajectory] = field(default_factory=dict)
+    """By attempt: played to the end, but the reward is not there yet. After a resume it is computed again."""
 
 
 @dataclass(slots=True)

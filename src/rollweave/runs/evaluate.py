@@ -88,7 +88,7 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
     async with start_players(blueprint, fleet, dispatcher, clock, MemoryStore()):
         recorder = Recorder(clock.now)
         scoring = Scoring(HostBackend(dispatcher, recorder, job.rollout.max_retries), recorder)
-        playing = evaluator(job.rollout, held_out, stop_tokens, dispatcher, scoring, clock, recorder)
+        playing = evaluator(job.control, held_out, stop_tokens, dispatcher, scoring, clock, recorder)
         playing.start(0)
         evaluation = await playing.result()
     assert evaluation is not None

@@ -58,7 +58,7 @@ class Logbook:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.recorder.sinks.clear()  # a timer that nobody waits for any more may still speak
+        self.recorder.sinks.clear()  # a timer that was not cancelled may still speak
         self._metrics.close()
         self._events.close()
         self._transcripts.close()

@@ -24,7 +24,7 @@ from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
 from rollweave.rewards.scorer import NamedReward, Scorer, call_in_thread, call_on_loop
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.manager import Stage
+from rollweave.rollout.manager import Stage, TurnBarrier
 from rollweave.training.protocol import Trainer
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Blueprint:
         )
 
     def warm_up_engine(self) -> None:
-        """All that `engine` does first and that takes seconds, importing above all; behind whoever works meanwhile."""
+        """Do what takes seconds in `engine`, importing above all, at a lower priority than the processes that work."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND_OTHERS)
         from transformers import AutoTokenizer
 
@@ -82,7 +82,8 @@ class Blueprint:
             environments = LateEnvironments(environments, slow, clock)
         call_plain = call_on_loop if clock.is_virtual else call_in_thread
         scorer = Scorer(self.job.rewards, Path(), self.rewards, call_plain)
-        return Stage.of(self.job.control, clock, proxy, environments, ChatFormat.of(self.policy), scorer)
+        barrier = TurnBarrier.of(self.job.control)
+        return Stage(clock, proxy, environments, ChatFormat.of(self.policy), scorer, rollout, barrier)
 
 
 def start_runtime(

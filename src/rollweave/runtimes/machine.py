@@ -60,13 +60,13 @@ def alive(process: Process) -> bool:
 
 
 async def gone(process: Process) -> None:
-    """Wait for its end, whoever its parent is."""
+    """Wait for its end, also if this process is not its parent."""
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return
     try:
-        if _ours(process):  # be it dead already: until it is buried nobody else gets its number
+        if _ours(process):  # even if it is dead: until it is buried no other process gets its number
             await _readable(handle)
             with suppress(ProcessLookupError):  # whatever it started goes with it
                 os.killpg(process.pid, signal.SIGKILL)
@@ -163,7 +163,7 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def read_or_make_token(path: Path) -> str:
-    """The secret that opens the daemon: whoever may read this file may give it orders."""
+    """The secret that opens the daemon: a user who may read this file may give it orders."""
     if not path.exists():
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:

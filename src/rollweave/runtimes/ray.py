@@ -105,7 +105,7 @@ def _connect(runtime: RayRuntime) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray would announce a dead worker itself, at length, in the middle of the view (read when it is imported).
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
-    # What goes wrong in a call nobody waits for is noticed (`Mishaps`); a call to one that just died is said again.
+    # What goes wrong in a call without an answer is noticed (`Mishaps`); a call to one that just died is said again.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     import ray
 
@@ -123,7 +123,7 @@ def _connect(runtime: RayRuntime) -> None:
 
 
 def _knock(address: str) -> None:
-    """Ask whether anybody is there at all: Ray itself would go on trying for minutes."""
+    """Ask whether the address answers at all: Ray itself would go on trying for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
@@ -133,7 +133,7 @@ def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) ->
     """Start a worker; `run`, where it has one, is to be awaited: a worker's failure is ours."""
     import ray
 
-    # torch takes its threads from here. OMP's idle ones spin by default, which starves whoever else has the core.
+    # torch takes its threads from here. OMP's idle ones spin by default, which starves other processes on the core.
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     actor = ray.remote(kind).options(num_cpus=0, runtime_env={"env_vars": environment})
     log = logs.absolute() / f"{name}.log"

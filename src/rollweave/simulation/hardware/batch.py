@@ -43,7 +43,8 @@ class IdleCaches:
 
     def put(self, trajectory: str, tokens: int, version: int) -> None:
         if self.enabled:
-            self.take(trajectory)
+            if trajectory in self._by_trajectory:
+                self.take(trajectory)
             self._by_trajectory[trajectory] = IdleCache(tokens, version)
             self.tokens += tokens
 
@@ -53,14 +54,11 @@ class IdleCaches:
             self.tokens -= cache.tokens
         return cache
 
-    def drop(self, trajectory: str) -> None:
-        self.take(trajectory)
-
     def shrink(self, room: int) -> int:
         """Evict until they fit into this many tokens; returns how many went."""
         evicted = 0
         while self.tokens > max(0, room) and self._by_trajectory:
-            self.drop(next(iter(self._by_trajectory)))
+            self.take(next(iter(self._by_trajectory)))
             evicted += 1
         return evicted
 

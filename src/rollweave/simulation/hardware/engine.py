@@ -56,7 +56,8 @@ class GpuEngine(ModelledEngine):
     # ------------------------------------------------------------------------------------------------ the contract
 
     def generate(self, request: Request) -> Awaitable[Completion]:
-        self._check_alive()
+        if self._dead:
+            raise self._gone()
         turn = GpuAnswer(request, self._script(request), self._clock.loop)
         self._batch.stats.sampled_tokens -= turn.drawn  # begun elsewhere, and counted there
         self._batch.waiting.append(turn)
@@ -73,7 +74,7 @@ class GpuEngine(ModelledEngine):
             turn.answer(turn.completion(aborted=True))
 
     def release(self, trajectory: str) -> None:
-        self._batch.caches.drop(trajectory)
+        self._batch.caches.take(trajectory)
 
     async def suspend(self) -> None:
         """The step under way ends first."""
@@ -141,9 +142,7 @@ class GpuEngine(ModelledEngine):
 
     def _plan(self) -> None:
         """Set the timer for the next change of the batch."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         batch = self._batch
         steps, seconds = batch.next_change()
         if batch.running:

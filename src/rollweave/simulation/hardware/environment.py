@@ -1,16 +1,9 @@
-"""Tokens of a scripted episode: how many there are, and how long the answer to them will be.
+"""Environments that play what the workload wrote, the tokens of their episodes, and the rule that scores them.
 
 In a simulation the workload knows the whole episode: how long each observation is and how long each answer. Every
-episode has a number, and all its tokens have that number as their id: the environment says in its observation how many
-tokens it shows, the dialogue repeats the number as often (in an array that owns no memory), and the engine reads the
-number from its request and asks the `Scripts` for the answer.
-
-An environment that plays what the workload wrote, and the rule that scores it.
-
-The time that hosts, links and driver take for a turn, where it was measured.
-
-On one machine all of it runs on the loop of one process, which takes what has come up as a batch: the answers of one
-engine step travel together, and so do the requests that they lead to.
+episode has a number, and all its tokens have that number as their id: the environment shows the number, the dialogue
+repeats it (in an array that owns no memory), and the engine reads it from its request and asks the `Scripts` for the
+answer.
 """
 
 from __future__ import annotations
@@ -36,48 +29,43 @@ from rollweave.tasks import Task
 from rollweave.trajectory import ENDLESS, TokenIds, Trajectory, repeat_item
 
 
+class OpenScript:
+    """An episode that is being played: its tokens, and how many of them come next."""
+
+    __slots__ = ("answer", "name", "observation", "tokens")
+
+    def __init__(self, number: int) -> None:
+        self.name = str(number)
+        self.tokens = repeat_item(np.array([number], np.int32), ENDLESS)
+        self.observation = self.answer = 0
+
+    def show(self, observation: int, answer: int) -> str:
+        """What the environment says: so many tokens, to which the answer will have `answer`."""
+        self.observation, self.answer = observation, answer
+        return self.name
+
+
 class Scripts:
-    """The episodes that are open, by number: their tokens, and how long the answer is that each waits for."""
+    """The episodes that are being played, by number; as a dialogue it renders what their environments show."""
 
     def __init__(self) -> None:
         self._begun = 0
-        self._tokens: dict[int, TokenIds] = {}
-        self._answers: dict[int, int] = {}
+        self._open: dict[str | int, OpenScript] = {}
+        """By number, as it is and as a name."""
 
-    def begin(self) -> int:
-        """The number of a new episode."""
+    def begin(self) -> OpenScript:
         self._begun = number = self._begun + 1
-        self._tokens[number] = repeat_item(np.array([number], np.int32), ENDLESS)
-        return number
+        script = self._open[number] = OpenScript(number)
+        self._open[script.name] = script
+        return script
 
-    def show(self, number: int, tokens: int, answer: int) -> str:
-        """What an environment shows: so many tokens, to which the answer will have `answer`."""
-        self._answers[number] = answer
-        return f"{tokens} {number}"
-
-    def observation(self, shown: str) -> TokenIds:
-        """The tokens of what `show` wrote."""
-        tokens, number = shown.split()
-        return self._tokens[int(number)][: int(tokens)]
-
-    def answer(self, request: Request) -> TokenIds:
-        number = request.tokens.item(-1)
-        return self._tokens[number][: self._answers[number]]
-
-    def end(self, number: int) -> None:
-        del self._tokens[number]
-        self._answers.pop(number, None)
-
-
-class ScriptedDialogue:
-    """Renders what the scripts show."""
-
-    def __init__(self, scripts: Scripts) -> None:
-        self._scripts = scripts
+    def end(self, script: OpenScript) -> None:
+        del self._open[script.name], self._open[int(script.name)]
 
     def open(self, observation: Observation) -> TokenIds:
         assert isinstance(observation, str)
-        return self._scripts.observation(observation)
+        script = self._open[observation]
+        return script.tokens[: script.observation]
 
     def reply(self, observation: Observation, answered_end: bool) -> TokenIds:
         return self.open(observation)
@@ -85,19 +73,24 @@ class ScriptedDialogue:
     def ended(self, answer: TokenIds) -> bool:
         return True
 
+    def answer(self, request: Request) -> TokenIds:
+        """The whole answer, if nothing cuts it short."""
+        script = self._open[request.tokens.item(-1)]
+        return script.tokens[: script.answer]
+
 
 class WorkloadEnvironment:
     def __init__(self, episode: EpisodeScript, clock: Clock, scripts: Scripts) -> None:
         self._episode = episode
         self._clock = clock
         self._scripts = scripts
-        self._number = scripts.begin()
+        self._script = scripts.begin()
         self._turn = 0
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
         await self._clock.sleep(0)  # even a reset in no time lets the others of the batch begin
         await self._take(self._episode.reset_seconds, -1)
-        return self._show(0)
+        return self._script.show(self._episode.observations[0], self._episode.answers[0])
 
     async def step(self, action: str) -> StepResult:
         episode, turn = self._episode, self._turn
@@ -109,13 +102,10 @@ class WorkloadEnvironment:
         self._turn = turn = turn + 1
         if turn == len(episode.answers):
             return StepResult("", episode.reward, done=True)
-        return StepResult(self._show(turn))
+        return StepResult(self._script.show(episode.observations[turn], episode.answers[turn]))
 
     async def close(self) -> None:
-        self._scripts.end(self._number)
-
-    def _show(self, turn: int) -> str:
-        return self._scripts.show(self._number, self._episode.observations[turn], self._episode.answers[turn])
+        self._scripts.end(self._script)
 
     async def _take(self, seconds: float, call: int) -> None:
         if seconds == NEVER:
@@ -162,7 +152,12 @@ def environments(
 
 
 class HostLine:
-    """Takes whatever has come up at one moment as one batch; what comes up meanwhile is the next one."""
+    """The time that hosts, links and driver take for a turn, where it was measured.
+
+    On one machine all of it runs on the loop of one process. It takes the turns that have come up at one moment as one
+    batch, because the answers of an engine step travel together, and so do the requests that they lead to; the turns
+    that come up meanwhile are the next batch.
+    """
 
     def __init__(self, times: HostTimes, slower: float, clock: Clock) -> None:
         self._message = times.message * slower
@@ -191,7 +186,7 @@ class HostLine:
     def _end(self) -> None:
         done, self._batch, self._timer = self._batch, [], None
         for place in done:
-            if not place.done():  # whoever waited may have been cancelled
+            if not place.done():  # the waiting task may have been cancelled
                 place.set_result(None)
         if self._next:
             waiting, self._next = self._next, []

@@ -20,7 +20,7 @@ from rollweave.fleet.fleet import EngineEntry, EngineRole, Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
 from rollweave.rewards.scaling import ScalingLimits
-from rollweave.rollout.manager import Stage
+from rollweave.rollout.manager import Stage, TurnBarrier
 from rollweave.seeds import generator
 from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_model
 from rollweave.simulation.costs.roofline import EngineCosts
@@ -28,7 +28,7 @@ from rollweave.simulation.costs.training import TrainingCosts
 from rollweave.simulation.durations import Duration
 from rollweave.simulation.faults import EnginePlace, Enter
 from rollweave.simulation.hardware.engine import GpuEngine
-from rollweave.simulation.hardware.environment import ScriptedDialogue, Scripts, WorkloadRewards, environments
+from rollweave.simulation.hardware.environment import Scripts, WorkloadRewards, environments
 from rollweave.simulation.hardware.judge import Judge, JudgeModel
 from rollweave.simulation.hardware.prefill import PrefillEngine
 from rollweave.simulation.workloads.episode import Workload
@@ -169,4 +169,4 @@ def stage(
     proxy = LLMProxy(clock, fleet.update())
     scripts, scorer = machines.scripts, WorkloadRewards(workload, machines.judge, clock)
     make = environments(scenario, workload, clock, scripts)
-    return Stage.of(control, clock, proxy, make, ScriptedDialogue(scripts), scorer)
+    return Stage(clock, proxy, make, scripts, scorer, control.rollout, TurnBarrier.of(control))

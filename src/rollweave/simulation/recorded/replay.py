@@ -190,7 +190,7 @@ class Player:
         awaited = self._awaited.get(lease.id, ())
         if (end := self._ends.get(lease.id)) is not None:
             return report(lease, end, awaited)
-        again = f"{lease.id.rpartition('.')[0]}.{lease.attempt + 1}"
+        again = f"{lease.id.rpartition('.')[0]}.{lease.tries + 1}"
         return unseen_report(lease, failed=again in self._begun, awaited=awaited)
 
     # -------------------------------------------------------------------------------------------- handing over

@@ -24,7 +24,7 @@ from rollweave.pipelines.journal import MetricsRow
 from rollweave.pipelines.loop import Loop
 from rollweave.pipelines.permits import MakePermits
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.manager import Stage
+from rollweave.rollout.manager import Stage, TurnBarrier
 from rollweave.seeds import derive
 from rollweave.simulation.durations import NO_TIME, Duration, constant
 from rollweave.simulation.faults import EnginePlace, Outage, see_every_failure, suffer
@@ -155,7 +155,8 @@ def _hosts(
 
     def stage() -> Stage:
         scorer = SimulatedReward(world.reward, clock, control.seed)
-        return Stage.of(control, clock, LLMProxy(clock, fleet.update()), environment, ByteDialogue(), scorer)
+        proxy, barrier = LLMProxy(clock, fleet.update()), TurnBarrier.of(control)
+        return Stage(clock, proxy, environment, ByteDialogue(), scorer, control.rollout, barrier)
 
     capacity = -(-control.rollout.slots // world.hosts)
     return [
