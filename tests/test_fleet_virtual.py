@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollweave.clock import DeadlineExceeded
@@ -34,6 +34,7 @@ PIPELINES: list[dict[str, Any]] = [
     {"type": "rollart", "alpha": 2, "policy": "requeue"},
 ]
 
+LOSSY = TransportModel(lognormal(0.05, 1.0), drop_rate=0.1, duplicate_rate=0.1)
 comings_and_goings = st.lists(
     st.builds(
         Outage,
@@ -52,8 +53,11 @@ comings_and_goings = st.lists(
     st.sampled_from(PIPELINES),
     st.integers(1, 3),
     st.integers(1, 2),
-    st.sampled_from([TransportModel(), TransportModel(lognormal(0.05, 1.0), drop_rate=0.1, duplicate_rate=0.1)]),
+    st.sampled_from([TransportModel(), LOSSY]),
     st.booleans(),
+)
+@example(  # a report that arrives before the move of its trajectory
+    [Outage("engine", 0, 1.5, 0.5), Outage("engine", 1, 1.5, 0.5)], {"type": "one_off"}, 2, 1, LOSSY, False
 )
 def test_whoever_comes_and_goes_nothing_is_lost_and_the_run_ends(
     outages: list[Outage],

@@ -66,5 +66,5 @@ async def _run(job: Job, clock: Clock) -> float:
 
 def _stage(job: Job, fleet: Fleet, clock: Clock) -> Stage:
     proxy = LLMProxy(clock, fleet.update())
-    barrier = TurnBarrier.of(job.control)
+    barrier = TurnBarrier() if job.control.has_barrier else None
     return Stage(clock, proxy, lambda task: NullEnvironment(), NullDialogue(), NullScorer(), job.rollout, barrier)

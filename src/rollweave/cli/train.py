@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,10 +49,13 @@ def train(
         check_before_start(checked)
         _show(checked, None if resume else out)
         return
-    from rollweave.mux.daemon.permit_client import join_daemon
+    permits = None
+    if "ROLLWEAVE_DAEMON_FOLDER" in os.environ:  # the daemon started this process
+        from rollweave.mux.daemon.permit_client import join_daemon
+
+        permits = join_daemon()  # before anything is touched: a process that was replaced goes no further
     from rollweave.runs.train import train_job
 
-    permits = join_daemon()  # before anything is touched: a process that was replaced goes no further
     train_job(checked, out, resume, permits=permits)
 
 

@@ -222,3 +222,8 @@ class ControlConfig(Section):
     @property
     def in_flight(self) -> InFlight:
         return in_flight(self.pipeline)
+
+    @property
+    def has_barrier(self) -> bool:
+        """Whether all environments take each turn together."""
+        return self.pipeline.type == "sync"

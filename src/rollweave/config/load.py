@@ -76,7 +76,8 @@ def _load(
     for key in from_files:
         if isinstance(file := named.get(key, document.data.get(key)), str):
             _include(document, key, base / Path(file).expanduser())
-    apply_overrides(document, [change for change in changes if not _names_file(change, from_files)], kind)
+    if inside := [change for change in changes if not _names_file(change, from_files)]:
+        apply_overrides(document, inside, kind)
     document.data = _expanded(document, KeyPlace((), kind), document.data)
     return _check(document, base, kind)
 

@@ -244,6 +244,8 @@ class Dispatcher:
                 self._place(lease.id, message.route)
         else:
             message.host = seat.number
+            if message.moved is not None:
+                self._hear(seat, message.moved)
             self._end(message)
             self._fill()
 

@@ -85,11 +85,13 @@ class EnvHost:
         tasks.create_task(self._play(manager), name=manager.name)
 
     def _tell_moved(self, attempt: str, route: Route) -> None:
-        number = next(self._moves)
-        self.link.say(f"moved.{number}", Moved(attempt, route, number))
+        moved = Moved(attempt, route, next(self._moves))
+        self._playing[attempt].moved = moved
+        self.link.say(f"moved.{moved.number}", moved)
 
     async def _play(self, manager: EnvManager) -> None:
         report = await manager.play()
+        report.moved = manager.moved
         del self._playing[report.attempt]
         if report.awaited and not manager.cancelled:
             self._unscored[report.attempt] = report.trajectory

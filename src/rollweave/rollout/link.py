@@ -181,6 +181,8 @@ class Report:
     """The rewards that are still to be computed: the host keeps the trajectory until it is told to (`Score`)."""
     host: int | None = None
     """The host that played it; written by the dispatcher."""
+    moved: Moved | None = None
+    """Its last move, in case the report arrives before the move itself."""
 
 
 ToHost = Lease | Cancel | Score | FleetUpdate

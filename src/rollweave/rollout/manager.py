@@ -14,14 +14,14 @@ from functools import partial
 from typing import Protocol
 
 from rollweave.clock import Clock, DeadlineExceeded
-from rollweave.config.control import ControlConfig, RolloutConfig
+from rollweave.config.control import RolloutConfig
 from rollweave.engines.protocol import Completion, Request
 from rollweave.environments.protocol import Environment, Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed, RollweaveError
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.fleet.router import RouteAsk
 from rollweave.rewards.dispatch import Scored
-from rollweave.rollout.link import Lease, Report
+from rollweave.rollout.link import Lease, Moved, Report
 from rollweave.seeds import derive
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome, TokenBuffer, TokenIds, Trajectory
@@ -38,11 +38,6 @@ class TurnBarrier:
         self._members = 0
         self._arrived = 0
         self._opens = asyncio.Event()
-
-    @classmethod
-    def of(cls, control: ControlConfig) -> TurnBarrier | None:
-        """Only the mode `sync` has one."""
-        return cls() if control.pipeline.type == "sync" else None
 
     def join(self) -> None:
         self._members += 1
@@ -122,6 +117,8 @@ class EnvManager:
         self.trajectory = Trajectory(lease.id, lease.group, lease.member, lease.task, admitted_version=lease.version)
         self.name = f"episode {lease.id}"
         self.cancelled = False
+        self.moved: Moved | None = None
+        """Where the host's proxy has routed it since it was leased."""
         self._context = TokenBuffer()
         """The trajectory's tokens, kept as they come: joining its spans anew every turn is quadratic in turns."""
         # One wait of each kind, entered again each turn. None of them holds on to the manager: a cycle of objects would

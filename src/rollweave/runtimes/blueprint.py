@@ -82,7 +82,7 @@ class Blueprint:
             environments = LateEnvironments(environments, slow, clock)
         call_plain = call_on_loop if clock.is_virtual else call_in_thread
         scorer = Scorer(self.job.rewards, Path(), self.rewards, call_plain)
-        barrier = TurnBarrier.of(self.job.control)
+        barrier = TurnBarrier() if self.job.control.has_barrier else None
         return Stage(clock, proxy, environments, ChatFormat.of(self.policy), scorer, rollout, barrier)
 
 

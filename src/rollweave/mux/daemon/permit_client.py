@@ -4,7 +4,7 @@ If the daemon is killed the job is not lost: it finishes the phase that it holds
 until a daemon answers. A lost answer does no harm, because asking twice with one ticket is asking once. Only the answer
 that this process has no say any more (another process runs the job now, or the job was cancelled) ends it.
 
-A training process finds out in `join_daemon` whether it shares its pools.
+A training process that the daemon started begins with `join_daemon`.
 """
 
 from __future__ import annotations
@@ -152,12 +152,8 @@ FOLDER, JOB, LIFE = "ROLLWEAVE_DAEMON_FOLDER", "ROLLWEAVE_DAEMON_JOB", "ROLLWEAV
 """Environment variables of a process that the daemon starts: the state folder, the job and its life (a number)."""
 
 
-def join_daemon() -> MakePermits | None:
-    """If a daemon started this process, wait for its permit to load. Returns how to get permits on a clock; None if the
-    pools are this job's own."""
-    if not os.environ.get(FOLDER):
-        return None
-
+def join_daemon() -> MakePermits:
+    """In a process that the daemon started: wait for its permit to load. Returns how to get permits on a clock."""
     permits = DaemonPermits.of_environment()
     permits.start()
     return permits.on

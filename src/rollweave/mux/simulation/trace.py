@@ -50,11 +50,17 @@ def read_trace(path: Path) -> list[TraceJob]:
     rows = [row for row in enumerate(csv.reader(text.splitlines()), start=1) if any(cell.strip() for cell in row[1])]
     if not rows:
         raise TraceError(f"{path}: the file is empty; it needs the header {_form()} and a line per job")
-    width = _check_header(path, rows[0][1])
-    jobs = [_job(path, line, cells, width) for line, cells in rows[1:]]
+    jobs: list[TraceJob] = []
+    for line, cells in rows:
+        try:
+            if cells is rows[0][1]:
+                _check_header(cells)
+            else:
+                jobs.append(_job(cells, len(rows[0][1]), jobs[-1].submit_s if jobs else 0.0))
+        except ValueError as error:
+            raise TraceError(f"{path}, line {line}: {error}") from None
     if not jobs:
         raise TraceError(f"{path}: there is a header but no job; add a line per job {_form()}")
-    _check_order(path, [line for line, _ in rows[1:]], jobs)
     return jobs
 
 
@@ -72,56 +78,40 @@ def _form() -> str:
     return f"`{','.join(COLUMNS)}[,{OPTIONAL}]`"
 
 
-def _check_header(path: Path, cells: list[str]) -> int:
+def _check_header(cells: list[str]) -> None:
     names = [cell.strip() for cell in cells]
     if names not in ([*COLUMNS], [*COLUMNS, OPTIONAL]):
-        raise TraceError(f"{path}, line 1: the header is `{','.join(names)}`; it has to be {_form()}")
-    return len(names)
+        raise ValueError(f"the header is `{','.join(names)}`; it has to be {_form()}")
 
 
-def _job(path: Path, line: int, cells: list[str], width: int) -> TraceJob:
+def _job(cells: list[str], width: int, before: float) -> TraceJob:
+    """The job of a line; the line before it arrives at `before`."""
     cells = [cell.strip() for cell in cells]
     if len(cells) != width:
-        raise TraceError(
-            f"{path}, line {line}: {len(cells)} values where the header names {width} (`{','.join(cells)}`); "
-            "one job per line, values separated by commas"
+        raise ValueError(
+            f"{len(cells)} values where the header names {width} (`{','.join(cells)}`); one job per line, values "
+            "separated by commas"
         )
-    submit = _seconds(path, line, COLUMNS[0], cells[0])
-    duration = _seconds(path, line, COLUMNS[1], cells[1])
+    submit, duration, gpus = _seconds(COLUMNS[0], cells[0]), _seconds(COLUMNS[1], cells[1]), cells[2]
     if submit < 0:
-        raise TraceError(
-            f"{path}, line {line}: submit_s is {cells[0]}; count seconds from the first arrival, from 0 up"
-        )
+        raise ValueError(f"submit_s is {cells[0]}; count seconds from the first arrival, from 0 up")
+    if submit < before:
+        raise ValueError(f"submit_s {cells[0]} comes after {_plain(before)}; sort the file by submit_s")
     if duration <= 0:
-        raise TraceError(
-            f"{path}, line {line}: duration_s is {cells[1]}; a job needs more than 0 seconds, drop the line"
-        )
-    return TraceJob(submit, duration, _gpus(path, line, cells[2]), cells[3] if width > len(COLUMNS) else "")
+        raise ValueError(f"duration_s is {cells[1]}; a job needs more than 0 seconds, drop the line")
+    if not (gpus.isascii() and gpus.isdigit()) or int(gpus) < 1:
+        raise ValueError(f"gpus is {gpus!r}; it has to be a whole number of at least 1")
+    return TraceJob(submit, duration, int(gpus), cells[3] if width > len(COLUMNS) else "")
 
 
-def _seconds(path: Path, line: int, column: str, cell: str) -> float:
+def _seconds(column: str, cell: str) -> float:
     try:
         value = float(cell)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise TraceError(f"{path}, line {line}: {column} is {cell!r}; it has to be a number of seconds")
+        raise ValueError(f"{column} is {cell!r}; it has to be a number of seconds")
     return value
-
-
-def _gpus(path: Path, line: int, cell: str) -> int:
-    if not (cell.isascii() and cell.isdigit()) or int(cell) < 1:
-        raise TraceError(f"{path}, line {line}: gpus is {cell!r}; it has to be a whole number of at least 1")
-    return int(cell)
-
-
-def _check_order(path: Path, lines: Sequence[int], jobs: Sequence[TraceJob]) -> None:
-    for line, (before, job) in zip(lines[1:], itertools.pairwise(jobs), strict=True):
-        if job.submit_s < before.submit_s:
-            raise TraceError(
-                f"{path}, line {line}: submit_s {_plain(job.submit_s)} comes after {_plain(before.submit_s)}; "
-                "sort the file by submit_s"
-            )
 
 
 @dataclass(frozen=True, slots=True)

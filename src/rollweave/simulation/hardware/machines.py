@@ -169,4 +169,4 @@ def stage(
     proxy = LLMProxy(clock, fleet.update())
     scripts, scorer = machines.scripts, WorkloadRewards(workload, machines.judge, clock)
     make = environments(scenario, workload, clock, scripts)
-    return Stage(clock, proxy, make, scripts, scorer, control.rollout, TurnBarrier.of(control))
+    return Stage(clock, proxy, make, scripts, scorer, control.rollout, TurnBarrier() if control.has_barrier else None)

@@ -155,7 +155,7 @@ def _hosts(
 
     def stage() -> Stage:
         scorer = SimulatedReward(world.reward, clock, control.seed)
-        proxy, barrier = LLMProxy(clock, fleet.update()), TurnBarrier.of(control)
+        proxy, barrier = LLMProxy(clock, fleet.update()), TurnBarrier() if control.has_barrier else None
         return Stage(clock, proxy, environment, ByteDialogue(), scorer, control.rollout, barrier)
 
     capacity = -(-control.rollout.slots // world.hosts)
