@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollweave.clock import Clock
@@ -161,23 +161,16 @@ def _sampling(config: SamplingConfig, stop_tokens: tuple[int, ...]) -> Sampling:
     return Sampling(config.max_tokens, config.temperature, config.top_p, config.top_k, stop_tokens, config.stop)
 
 
+@dataclass(slots=True)
 class Drive:
     """A loop, its pipeline, and what runs beside it."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        steps: int,
-        loop: Loop,
-        concurrency: AdaptiveConcurrency | None,
-        recorder: Emitter,
-    ) -> None:
-        self.loop = loop
-        self._pipeline = pipeline
-        self._steps = steps
-        self._concurrency = concurrency
-        self._recorder = recorder
-        self._running: asyncio.Task[None] | None = None
+    pipeline: Pipeline
+    steps: int
+    loop: Loop
+    concurrency: AdaptiveConcurrency | None
+    recorder: Emitter
+    _running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """To the last step; however it ends, what has been trained is saved if it can be."""
@@ -187,7 +180,7 @@ class Drive:
                 await asyncio.wait([self._running])
         except BaseException as error:
             if not self.loop.state.stopping:
-                self._recorder.emit("run.failed", error=str(error))
+                self.recorder.emit("run.failed", error=str(error))
                 await self.loop.checkpoints.rescue()
             raise
         else:
@@ -199,14 +192,14 @@ class Drive:
         """From the version that the loop has to the last step; saves only when a checkpoint is due."""
         async with asyncio.TaskGroup() as tasks:
             beside = [tasks.create_task(self.loop.weights.welcome(), name="newcomers")]
-            if self._concurrency is not None:
-                beside.append(tasks.create_task(self._concurrency.run(), name="concurrency"))
-            await self._pipeline(self.loop, self.loop.state.version, self._steps)
+            if self.concurrency is not None:
+                beside.append(tasks.create_task(self.concurrency.run(), name="concurrency"))
+            await self.pipeline(self.loop, self.loop.state.version, self.steps)
             for task in beside:
                 task.cancel()
 
     def stop(self) -> None:
         """End in order: what is being trained is finished, what is being played is left to the next session."""
-        self._recorder.emit("run.stop")
+        self.recorder.emit("run.stop")
         if self.loop.state.stop() and self._running is not None:
             self._running.cancel()

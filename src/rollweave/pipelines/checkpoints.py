@@ -51,62 +51,51 @@ class DriverState:
 _STATE = adapter(DriverState)
 
 
+@dataclass(slots=True)
 class Checkpoints:
-    def __init__(
-        self,
-        folder: Path,
-        config: CheckpointConfig,
-        scheduler: RolloutScheduler,
-        trainer: Trainer,
-        weights: WeightSync,
-        state: RunState,
-        recorder: Emitter,
-    ) -> None:
-        self._folder = folder
-        self._config = config
-        self._scheduler = scheduler
-        self._trainer = trainer
-        self._weights = weights
-        self._state = state
-        self._recorder = recorder
-        self.describe: Callable[[SchedulerState], DriverState] = DriverState
-        """What to keep around the scheduler's state: a session adds its logs and its job."""
+    folder: Path
+    config: CheckpointConfig
+    scheduler: RolloutScheduler
+    trainer: Trainer
+    weights: WeightSync
+    state: RunState
+    recorder: Emitter
+    describe: Callable[[SchedulerState], DriverState] = DriverState
+    """What to keep around the scheduler's state: a session adds its logs and its job."""
 
     async def save_if_due(self) -> None:
         """Between two steps."""
-        if self._config.every and self._state.version % self._config.every == 0:
+        if self.config.every and self.state.version % self.config.every == 0:
             await self.save()
 
     async def save(self) -> Path:
         """Save what has been trained so far, unless it is saved already."""
-        state = self._state
-        folder = self._folder / f"step-{state.version}"
+        state = self.state
+        folder = self.folder / f"step-{state.version}"
         if state.saved != state.version:
             if folder.exists():  # left by a trainer that outlived its driver, after this history had begun
                 checkpoint.set_aside(folder)
-            self._recorder.emit(
-                "checkpoint.begin", version=state.version
-            )  # the last event before the marks of the logs
+            self.recorder.emit("checkpoint.begin", version=state.version)  # the last event before the marks of the logs
             state.trainer_busy = True
-            await self._trainer.save(folder, self.describe(self._scheduler.state(state.version)).dump())
+            await self.trainer.save(folder, self.describe(self.scheduler.state(state.version)).dump())
             state.trainer_busy = False
             state.saved = state.version
-            self._recorder.emit("checkpoint.saved", folder=str(folder))
-            checkpoint.prune(self._folder, self._config.keep)
+            self.recorder.emit("checkpoint.saved", folder=str(folder))
+            checkpoint.prune(self.folder, self.config.keep)
         return folder
 
     async def rescue(self) -> None:
         """After a failure: save what has been trained if the trainer lives and stands between two steps."""
-        state = self._state
+        state = self.state
         if state.version and not state.trainer_busy and not state.stopping:
             with suppress(RollweaveError):  # the failure that led here says more
                 await self.save()
 
     async def restore(self, folder: Path, kept: SchedulerState) -> None:
         """Go on from a checkpoint: first the trainer, then the engines, then the books, which issue leases again."""
-        await self._trainer.load(folder)
-        if kept.version != self._weights.version:
-            await self._weights.publish(kept.version)
-            await self._weights.commit(kept.version)
-        self._scheduler.restore(kept)
-        self._state.version = self._state.saved = kept.version
+        await self.trainer.load(folder)
+        if kept.version != self.weights.version:
+            await self.weights.publish(kept.version)
+            await self.weights.commit(kept.version)
+        self.scheduler.restore(kept)
+        self.state.version = self.state.saved = kept.version

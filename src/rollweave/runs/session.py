@@ -16,15 +16,14 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rollweave.clock import Clock, Wait, run_wall
 from rollweave.config.job import InlineRuntime, Job
 from rollweave.config.load import loss_in_words, model_in_words
 from rollweave.environments.protocol import MakeEnvironment
-from rollweave.environments.registry import EnvironmentFactory
 from rollweave.errors import WorkerDied, first_cause
 from rollweave.fleet.fleet import Fleet, FleetStats
 from rollweave.observability.events import Emitter, Event, Recorder
@@ -105,26 +104,17 @@ LIVES_PER_CHECKPOINT = 3
 """A trainer that dies that often after the same checkpoint would die again."""
 
 
+@dataclass(slots=True)
 class Session:
-    def __init__(
-        self,
-        job: Job,
-        folder: RunFolder,
-        tasks: TaskSource,
-        start: Start,
-        environments: MakeEnvironment | None = None,
-        rewards: tuple[NamedReward, ...] = (),
-        permits: MakePermits | None = None,
-    ) -> None:
-        """`environments`, `rewards`: Python objects of the caller, instead of or beside those that the job names."""
-        self.job = job
-        self.folder = folder
-        self.environments = environments or EnvironmentFactory.from_config(job.environment, Path())
-        self.rewards = rewards
-        self.tasks = tasks
-        self.start = start
-        self.permits = permits
-        self.view = View()
+    job: Job
+    folder: RunFolder
+    tasks: TaskSource
+    start: Start
+    environments: MakeEnvironment
+    rewards: tuple[NamedReward, ...] = ()
+    """Python functions of the caller, beside those that the job names."""
+    permits: MakePermits | None = None
+    view: View = field(default_factory=View)
 
     def run(self) -> tuple[ExitReason, BaseException | None]:
         """Everything that may fail. A failure comes back, to be raised once the books are closed."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from rollweave.config.environments import PythonEnvironmentConfig
 from rollweave.config.job import HubModel, Job, LocalModel, RayRuntime
 from rollweave.environments.protocol import MakeEnvironment
-from rollweave.environments.registry import members, source
+from rollweave.environments.registry import EnvironmentFactory, members, source
 from rollweave.errors import ConfigError, RunFolderError
 from rollweave.pipelines.permits import MakePermits
 from rollweave.rewards.scorer import NamedReward, Scorer
@@ -65,6 +65,7 @@ def train_job(
     with folder.locked():
         start = _continue(folder, job) if continuing else Start()
         if start is not None:
+            environments = environments or EnvironmentFactory.from_config(job.environment, Path())
             _run(Session(job, folder, tasks, start, environments, rewards, permits))
     return folder.path
 

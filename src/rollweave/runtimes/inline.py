@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,34 +36,34 @@ if TYPE_CHECKING:
     from rollweave.training.trainer import TorchTrainer
 
 
+@dataclass(slots=True)
 class InlineTrainer:
     """The torch trainer on the control plane's own loop."""
 
-    def __init__(self, core: TorchTrainer, store: WeightStore, clock: Clock, step_seconds: float = 0.0) -> None:
-        self._core = core
-        self._store = store
-        self._clock = clock
-        self._step_seconds = step_seconds
+    core: TorchTrainer
+    store: WeightStore
+    clock: Clock
+    step_seconds: float = 0.0
 
     async def train_step(self, batch: Batch) -> Metrics:
-        with self._clock.blocked():
-            metrics = self._core.train_step(batch)
-        await self._clock.sleep(self._step_seconds)
+        with self.clock.blocked():
+            metrics = self.core.train_step(batch)
+        await self.clock.sleep(self.step_seconds)
         return metrics
 
     async def publish(self, version: int) -> Fingerprint:
-        with self._clock.blocked():
-            return self._store.push(version, self._core.weights())
+        with self.clock.blocked():
+            return self.store.push(version, self.core.weights())
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
         """In a thread, so that episodes go on meanwhile. The virtual clock knows no threads: there the loop waits."""
-        if self._clock.is_virtual:
-            self._core.save(folder, driver)
+        if self.clock.is_virtual:
+            self.core.save(folder, driver)
         else:
-            await asyncio.to_thread(self._core.save, folder, driver)
+            await asyncio.to_thread(self.core.save, folder, driver)
 
     async def load(self, folder: Path) -> None:
-        self._core.load(folder)
+        self.core.load(folder)
 
 
 @asynccontextmanager

@@ -239,19 +239,19 @@ class RayEngineControl:
             raise EngineGone(str(death)) from death
 
 
+@dataclass(slots=True)
 class RayTrainer:
     """A `Trainer` in another process."""
 
-    def __init__(self, worker: WorkerHandle, clock: Clock, deadlines: Deadlines, restarts: Restarts) -> None:
-        self._worker = worker
-        self._clock = clock
-        self._deadlines = deadlines
-        self._restarts = restarts
+    worker: WorkerHandle
+    clock: Clock
+    deadlines: Deadlines
+    restarts: Restarts
 
     async def train_step(self, batch: Batch) -> Metrics:
-        with self._clock.wait("driver", f"train step {batch.step}", self._deadlines.train_step):
+        with self.clock.wait("driver", f"train step {batch.step}", self.deadlines.train_step):
             metrics: Metrics = await self._call("train_step", batch)
-        self._restarts.progress()
+        self.restarts.progress()
         return metrics
 
     async def publish(self, version: int) -> Fingerprint:
@@ -259,19 +259,19 @@ class RayTrainer:
         return published
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
-        with self._clock.wait("driver", f"checkpoint {folder.name}", self._deadlines.train_step):
+        with self.clock.wait("driver", f"checkpoint {folder.name}", self.deadlines.train_step):
             await self._call("save", folder, driver)
 
     async def load(self, folder: Path) -> None:
-        with self._clock.wait("driver", f"the trainer to load {folder.name}", self._deadlines.train_step):
+        with self.clock.wait("driver", f"the trainer to load {folder.name}", self.deadlines.train_step):
             await self._call("load", folder)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """A dead trainer is not replaced here: the session goes back to its checkpoint."""
         try:
-            return await self._worker.call(method, *arguments)
+            return await self.worker.call(method, *arguments)
         except WorkerDied as death:
-            self._restarts.died(death)
+            self.restarts.died(death)
             raise
 
 
