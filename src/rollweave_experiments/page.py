@@ -9,7 +9,7 @@ from rollweave.observability.report.svg import asset
 from rollweave_experiments import text
 from rollweave_experiments.frame import Plot
 from rollweave_experiments.plot import legend, plots, svg
-from rollweave_experiments.verdict import ClaimRow, ExperimentResult, Score, scores
+from rollweave_experiments.verdict import ClaimRow, ExperimentResult, Scoreline, scores
 
 CSS = """
 .kind{font-size:12px;padding:1px 8px;border-radius:99px;background:var(--soft);color:var(--muted)}
@@ -51,7 +51,7 @@ def page(results: Sequence[ExperimentResult]) -> str:
     )
 
 
-def _tile(score: Score) -> str:
+def _tile(score: Scoreline) -> str:
     agree = "rows that hold" if score.kind == "shape" else "rows within 15 %"
     more = f"{score.near} within 30 %, {score.miss} missed" if score.kind != "shape" else f"{score.miss} fail"
     return (

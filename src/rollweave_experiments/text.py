@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rollweave.observability.text import number
 from rollweave_experiments.frame import Figure
-from rollweave_experiments.verdict import ClaimRow, ExperimentResult, Score
+from rollweave_experiments.verdict import ClaimRow, ExperimentResult, Scoreline
 
 WORDS = {"ok": "agrees", "near": "near", "miss": "MISS"}
 SHAPE_WORDS = {"ok": "holds", "near": "", "miss": "FAILS"}
@@ -39,7 +39,7 @@ def verdict(row: ClaimRow) -> str:
     return (SHAPE_WORDS if row.claim.kind == "shape" else WORDS)[row.verdict]
 
 
-def score_line(score: Score) -> str:
+def score_line(score: Scoreline) -> str:
     if score.kind == "shape":
         return f"shape: {score.ok} of {score.rows} hold"
     return f"{score.kind}: {score.ok} of {score.rows} within 15 %, {score.near} within 30 %, {score.miss} missed"

@@ -79,7 +79,7 @@ class ExperimentResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class Scoreline:
     """How many rows of one kind agree, are near and are missed."""
 
     kind: ClaimKind
@@ -99,15 +99,15 @@ def assess(study: Study, seeds: Sequence[int], measured: Sequence[Measurement]) 
     return ExperimentResult(study, tuple(seeds), rows, measured[0].plots)
 
 
-def scores(results: Sequence[ExperimentResult]) -> list[Score]:
+def scores(results: Sequence[ExperimentResult]) -> list[Scoreline]:
     rows = [row for result in results for row in result.rows]
     kinds: tuple[ClaimKind, ...] = ("number", "shape", "calibration")
     return [_score(kind, [row for row in rows if row.claim.kind == kind]) for kind in kinds]
 
 
-def _score(kind: ClaimKind, rows: Sequence[ClaimRow]) -> Score:
+def _score(kind: ClaimKind, rows: Sequence[ClaimRow]) -> Scoreline:
     verdicts = [row.verdict for row in rows]
-    return Score(kind, len(rows), verdicts.count("ok"), verdicts.count("near"), verdicts.count("miss"))
+    return Scoreline(kind, len(rows), verdicts.count("ok"), verdicts.count("near"), verdicts.count("miss"))
 
 
 def _row(claim: Claim, measured: Sequence[Measurement]) -> ClaimRow:

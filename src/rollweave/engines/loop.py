@@ -1,6 +1,6 @@
 """EngineLoop: makes an asynchronous `Engine` of a synchronous one.
 
-    forever: take ADDs and ABORTs, compute one step, call back whoever's request ended
+    forever: take ADDs and ABORTs, compute one step, call back the callers whose requests ended
 
 Commands take effect between two steps only, so none of them stalls the batch. On the virtual clock a step
 takes the time `step_seconds` says, which fixes the order of events for a real engine too. Several engines in one

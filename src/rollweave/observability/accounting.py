@@ -31,7 +31,7 @@ from rollweave.observability.meters import (
 from rollweave.observability.waits import OpenWork
 
 BY_ITSELF = frozenset({"finished", "truncated"})
-"""Outcomes of episodes that nobody and nothing cut short."""
+"""Outcomes of episodes that were not cut short."""
 
 FAILURES = frozenset({"env_failed", "timed_out"})
 """Outcomes that say nothing about how long an episode is."""
@@ -81,7 +81,7 @@ class Accountant:
 
     @property
     def quiet(self) -> bool:
-        """Nobody plays, so nothing is being generated."""
+        """No episode is played, so nothing is being generated."""
         return not self.work.playing and not self._evaluating
 
     def sample(self, now: float) -> dict[str, float]:

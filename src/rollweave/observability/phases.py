@@ -43,7 +43,7 @@ class StepClock:
             self._spent[name] += self._now() - self._open.pop(index)[1]
 
     def add(self, name: Phase, seconds: float) -> None:
-        """Time that somebody else measured."""
+        """Time that was measured elsewhere."""
         self._spent[name] += seconds
 
     def finish(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""StatusBoard: once a second the driver writes down what it is doing, for whoever asks from outside.
+"""StatusBoard: once a second the driver writes down what it is doing, for commands that ask from outside.
 
 `status.json` is replaced in one move, so `rollweave status` reads files only: it works from another terminal, on a
 run that hangs, and after one that died.

@@ -1,7 +1,7 @@
 """A folder in shared memory for as long as this process lives, however it ends.
 
 Memory that a killed run left behind would be missing until the machine restarts. So the owner holds a lock, which
-dies with it, and whoever comes next sweeps up the folders whose lock nobody holds.
+dies with it, and the next run sweeps up the folders whose lock is not held.
 """
 
 from __future__ import annotations
@@ -44,5 +44,5 @@ def sweep(place: Path) -> None:
             with (folder / LOCK).open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # somebody else's, in use, or gone by now
+        except OSError:  # another user's, in use, or gone by now
             continue

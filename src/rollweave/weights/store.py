@@ -74,7 +74,7 @@ class SharedMemoryStore:
     """For processes on one machine: files in shared memory, mapped by the readers.
 
     A version's bytes have a file with a name of their own, and its manifest, which names that file, appears last, at
-    once. So a trainer killed half-way leaves bytes that nobody names, which the next push sweeps up; a version pushed
+    once. So a trainer killed half-way leaves bytes that no index names, which the next push sweeps up; a version pushed
     again replaces the old one between two reads; and a file that a reader has mapped never changes.
     """
 
@@ -103,7 +103,7 @@ class SharedMemoryStore:
     def pull(self, version: int, into: Into) -> Fingerprint:
         try:
             data, manifest = self._read(version)
-            # A private mapping counts as writable, which torch wants of what it wraps; nobody writes to it.
+            # A private mapping counts as writable, which torch wants of what it wraps; it is never written to.
             flat = np.memmap(self.folder / data, np.uint8, mode="c")
         except FileNotFoundError:
             raise _missing(version, self._versions()) from None

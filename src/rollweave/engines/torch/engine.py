@@ -2,7 +2,8 @@
 
 There is no prefill phase and no decode phase. Every running request wants the keys and values of all its tokens
 computed, and each step moves `computed` towards that: one token for an answer under way, a piece of a prompt for a
-new turn, a piece of the whole context after an eviction or a weight update. Whoever has caught up samples a token.
+new turn, a piece of the whole context after an eviction or a weight update. A request that has caught up samples a
+token.
 
 A weight update does one of three things to the answers under way. `recompute`: the cache is invalid and nothing else;
 running requests find that they have computed nothing, catch up under the new weights and go on, in a new span. `keep`:

@@ -64,7 +64,7 @@ class ProfileMessage(FiniteMessage):
     memory_gb: float = Field(ge=0)
 
 
-View = dict[str, Any]
+JsonView = dict[str, Any]
 
 
 class Desk:
@@ -91,24 +91,24 @@ class Desk:
 
     # -------------------------------------------------------------------------------------------- for jobs
 
-    async def permit(self, job_id: str, ask: Ask) -> View:
+    async def permit(self, job_id: str, ask: Ask) -> JsonView:
         """The permit once it is granted, or None after a while: then the job asks again."""
         permit = self.controller.ask(job_id, ask)
         self.changed()
         return self._described(permit or await self._once(lambda: self.controller.ask(job_id, ask)))
 
-    async def widened(self, job_id: str, message: PermitMessage) -> View:
+    async def widened(self, job_id: str, message: PermitMessage) -> JsonView:
         """The permit once it has all its nodes, or None after a while."""
         return self._described(
             await self._once(lambda: self.controller.widened(job_id, message.life, message.epoch)),
         )
 
-    async def awaited(self, job_id: str, message: PermitMessage) -> View:
+    async def awaited(self, job_id: str, message: PermitMessage) -> JsonView:
         """Whether another job could begin if this permit were narrowed; looked at for a while."""
         asked = (job_id, message.life, message.epoch, message.keep)
         return {"awaited": bool(await self._once(lambda: self.controller.awaited(*asked) or None))}
 
-    async def narrow(self, job_id: str, message: PermitMessage) -> View:
+    async def narrow(self, job_id: str, message: PermitMessage) -> JsonView:
         permit = self.controller.narrow(job_id, message.life, message.epoch, message.keep)
         self.changed()
         return self._described(permit)
@@ -127,19 +127,19 @@ class Desk:
             found = look()
         return found
 
-    def _described(self, permit: Permit | None) -> View:
+    def _described(self, permit: Permit | None) -> JsonView:
         if permit is None:
             return {"permit": None}
         return {"permit": {**asdict(permit), "cores": self.controller.admission.cores(permit.nodes, self._cores)}}
 
-    async def profile(self, job_id: str, message: ProfileMessage) -> View:
+    async def profile(self, job_id: str, message: ProfileMessage) -> JsonView:
         measured = PhaseTimes(message.t_roll, message.t_train)
         self.controller.profiled(job_id, message.life, measured, message.memory_gb)
         return {}
 
     # ------------------------------------------------------------------------------------------- for people
 
-    async def submit(self, job: Submission) -> View:
+    async def submit(self, job: Submission) -> JsonView:
         record = JobRecord("", job.name, job.source, job.slo, 0.0, job.n_roll, job.n_train, job.steps)
         record = self.controller.submit(record, lambda name: self._write_job(name, job.job_yaml))
         self.changed()
@@ -151,31 +151,31 @@ class Desk:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.yaml").write_text(text, encoding="utf-8")
 
-    async def cancel(self, job_id: str) -> View:
+    async def cancel(self, job_id: str) -> JsonView:
         record = self.controller.cancel(job_id)
         self.changed()
         return self._view(record)
 
-    async def resume(self, job_id: str) -> View:
+    async def resume(self, job_id: str) -> JsonView:
         record = self.controller.resubmit(job_id)
         self.changed()
         return self._view(record)
 
-    async def stop(self, leave_jobs: bool = False) -> View:
+    async def stop(self, leave_jobs: bool = False) -> JsonView:
         (self.leaving if leave_jobs else self.stopping).set()
         self.changed()
         return {}
 
-    async def jobs(self) -> list[View]:
+    async def jobs(self) -> list[JsonView]:
         return [self._view(record) for record in self.controller.jobs.values()]
 
-    async def job(self, job_id: str) -> View:
+    async def job(self, job_id: str) -> JsonView:
         return self._view(self.controller.get(job_id))
 
-    async def daemon(self) -> View:
+    async def daemon(self) -> JsonView:
         return daemon_view(self.controller, self.folder)
 
-    def _view(self, record: JobRecord) -> View:
+    def _view(self, record: JobRecord) -> JsonView:
         return job_view(record, self.controller, self.folder.run(record.id))
 
 

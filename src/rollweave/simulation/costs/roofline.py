@@ -1,6 +1,6 @@
 """What an engine's steps cost on a device, by roofline.
 
-A step computes one token for each of the b requests that decode, and perhaps a chunk of somebody's context. It is two
+A step computes one token for each of the b requests that decode, and perhaps a chunk of another's context. It is two
 kinds of work, each as slow as the slower of its arithmetic and its memory traffic:
 
     products with the weights     max(2 * active parameters * tokens / FLOPS, parameters read / bandwidth)
@@ -79,7 +79,7 @@ class EngineCosts:
         return steps * together + self.model.attention_flops_per_pair * pairs / self.flops
 
     def recompute(self, tokens: int, pairs: float) -> float:
-        """Seconds of a prefill that nobody decodes beside."""
+        """Seconds of a prefill beside which no request decodes."""
         steps = self.prefill_steps(tokens)
         alone = self.products(tokens / steps) + self.overhead
         return steps * alone + self.model.attention_flops_per_pair * pairs / self.flops

@@ -4,7 +4,7 @@ How long new weights take from the trainer to the engines.
 
 Through the store, the trainer copies them to its host's memory, which it waits for; from there they are pushed once
 over the slow link, and every engine pulls them over a fast one, mostly while it generates. The baseline is a broadcast
-during which everybody stands still.
+during which all engines and the trainer stand still.
 """
 
 from __future__ import annotations

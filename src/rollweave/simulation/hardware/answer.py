@@ -106,7 +106,7 @@ class GpuAnswer:
         return lost
 
     def answer(self, completion: Completion) -> None:
-        if not self.done.done():  # whoever asked may have been cancelled
+        if not self.done.done():  # the caller may have been cancelled
             self.done.set_result(completion)
 
     def completion(self, aborted: bool = False) -> Completion:

@@ -80,7 +80,7 @@ class Stretch:
         self.steps_more = 0
         """... over so many steps ..."""
         self.tokens_more = 0.0
-        """... of so many tokens: whoever joins before they are computed shares their steps."""
+        """... of so many tokens: a request that joins before they are computed shares their steps."""
         self.pairs_more = 0.0
         self.extra = 0.0
         """Seconds of `more` for other things than new context: caches rebuilt under new weights, waking up."""
@@ -178,9 +178,9 @@ class ContinuousBatch:
         self._stretch.advance(steps)
 
     def next_change(self) -> tuple[int, float]:
-        """Let in who waits; after how many steps, and seconds, the batch changes next. Only with somebody in it."""
+        """Let in who waits; after how many steps, and seconds, the batch changes next. Only with a request in it."""
         ends = self._ends
-        if self.waiting and not (ends and ends[0][0] <= self.step):  # else somebody leaves first
+        if self.waiting and not (ends and ends[0][0] <= self.step):  # else a request leaves first
             self._let_in()
         steps = self._steps_to_change()
         return steps, self._stretch.seconds(steps)
@@ -204,7 +204,7 @@ class ContinuousBatch:
         new, new_pairs, joining = 0, 0.0, []
         while self.waiting and len(running) < costs.slots:
             turn = self.waiting[0]
-            # Room must be left to grow, or whoever is let in would be preempted at once, again and again.
+            # Room must be left to grow, or the request that is let in would be preempted at once, again and again.
             growth = max(len(running) + 1, self._watermark)
             if running and stretch.cached + turn.context + growth > costs.kv_tokens:
                 break
@@ -247,7 +247,7 @@ class ContinuousBatch:
         steps = 1 if tokens <= costs.prefill_tokens else costs.prefill_steps(tokens)
         if stretch.steps_more < steps:
             stretch.steps_more = steps
-        if costs.wake and batch == len(turns):  # nobody ran
+        if costs.wake and batch == len(turns):  # no request ran
             stretch.extra += costs.wake
         # Of all that is to be computed, not only of what is new: together it may be too much to hide behind the reads.
         stretch.more = stretch.extra + costs.prefill(tokens, stretch.pairs_more, batch)
@@ -283,7 +283,7 @@ class ContinuousBatch:
             self._preempt(next(reversed(self.running.values())))
 
     def withdraw(self, turn: GpuAnswer, step: int) -> None:
-        """Whoever asked has gone, or wants it to end; what was drawn up to this step counts as sampled."""
+        """The caller has gone, or wants it to end; what was drawn up to this step counts as sampled."""
         if turn.ticket:
             self._leave(turn, step)
         elif turn in self.waiting:

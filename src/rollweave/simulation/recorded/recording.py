@@ -1,6 +1,6 @@
 """A recorded run as a world to replay in: everything that came from outside comes again, when the recording says so.
 
-`Gates` are what the parts wait behind; whoever reads the recording opens them. The trainer's, the engines' and the
+`Gates` are what the parts wait behind; the player of the recording opens them. The trainer's, the engines' and the
 hosts' parts compute nothing: they end what they were asked to do at the recorded moment, with the recorded result.
 """
 
@@ -76,7 +76,7 @@ class RecordedTrainer:
 
 
 class RecordedEngine:
-    """Answers nobody: episodes end as they were recorded."""
+    """Answers no request: episodes end as they were recorded."""
 
     def __init__(self, gates: Gates, first_step: int) -> None:
         self._gates = gates
@@ -119,7 +119,7 @@ class RecordedEngine:
         raise AssertionError("a replay has no episodes")
 
 
-def nobody(packet: Packet[Any]) -> None:
+def discard(packet: Packet[Any]) -> None:
     """The host at the other end: reports come out of the recording."""
 
 
@@ -151,7 +151,7 @@ def report(lease: Lease, end: Mapping[str, Any], awaited: tuple[str, ...]) -> Re
     tokens, turns = end["tokens"], end["turns"]
     trajectory.turns = [Turn(Span(ZERO_TOKENS[:0])) for _ in range(turns)]
     if tokens:
-        # All in one place, all as old as the oldest was: nobody here looks at a token.
+        # All in one place, all as old as the oldest was: a replay looks at no token.
         logprobs = ZERO_LOGPROBS[:tokens]
         span = Span(ZERO_TOKENS[:tokens], logprobs, logprobs, end["version"], Transform())
         trajectory.turns[0].answer.append(span)

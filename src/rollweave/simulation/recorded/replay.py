@@ -39,7 +39,7 @@ from rollweave.simulation.recorded.recording import (
     RecordedEngine,
     RecordedRewards,
     RecordedTrainer,
-    nobody,
+    discard,
     report,
     unseen_report,
 )
@@ -57,7 +57,7 @@ DECISIONS = frozenset(
 BEFORE_THE_START = frozenset({"run.start", "run.resume", "engine.join", "host.attach", "host.detach"})
 
 SETTLE = 1e-7
-"""Virtual seconds in which whoever is ready runs, until everybody waits."""
+"""Virtual seconds in which all tasks that are ready run, until all of them wait."""
 
 NEVER = 1e12
 """A deadline that no replay meets: real ones do not count time in which the loop was blocked."""
@@ -150,7 +150,7 @@ class Player:
             self._decided.append(event)
 
     async def _settle(self, event: Event) -> None:
-        """Let everybody run who can, and time pass up to the event. Not between reports: they may come together."""
+        """Let all tasks run that can, and time pass up to the event. Not between reports: they may come together."""
         await self.clock.sleep(max(SETTLE, event.time - self.clock.now()))
 
     # ------------------------------------------------------------------------------------------------ comparing
@@ -199,7 +199,7 @@ class Player:
         data: Any = event.data
         match event.name:
             case "host.attach":
-                self._hosts[data["host"]] = self._dispatcher.attach(nobody, data["capacity"])
+                self._hosts[data["host"]] = self._dispatcher.attach(discard, data["capacity"])
             case "host.detach":
                 self._dispatcher.detach(self._hosts.pop(data["host"]))
             case "concurrency.begin" | "concurrency.change":

@@ -8,7 +8,7 @@ open answers is lost.
 An answer under way in a modelled engine.
 
 Its length and the time of each token are drawn when it begins, so the engine needs one timer for its end, not one
-per token; whoever interrupts (a suspension, an abort, the engine's death) first lets it catch up with the clock.
+per token; an interruption (a suspension, an abort, the engine's death) first lets it catch up with the clock.
 """
 
 from __future__ import annotations

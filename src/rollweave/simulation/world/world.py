@@ -67,7 +67,7 @@ class World:
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """What is left of a run on the virtual clock, for whoever asks."""
+    """What is left of a run on the virtual clock, for tests that look at it."""
 
     loop: Loop
     trainer: SimulatedTrainer
