@@ -10,7 +10,6 @@ The head belongs to the trainer. It is saved with the optimiser and is never par
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -77,6 +76,6 @@ def value_loss(new: Tensor, old: Tensor, returns: Tensor, clip: float | None) ->
 def explained_variance(values: Sequence[float], returns: Sequence[float]) -> float:
     """1 if the head predicted the returns exactly, 0 if it was no better than a constant, below 0 if it was worse."""
     spread = deviation(returns)
-    if math.isclose(spread, 0.0, abs_tol=1e-12):
+    if spread <= 1e-12:
         return 0.0
     return 1.0 - (deviation([r - v for r, v in zip(returns, values, strict=True)]) / spread) ** 2
