@@ -63,7 +63,7 @@ def test_tokens_add_up_and_what_is_missing_at_rest_was_lost():
     books.finish("b", 20)
     books.book("a", "trained", 30)
     books.evaluation += 10
-    assert books.in_flight == 100 - 7 - 30 - 10  # b's 20, and 33 nobody has told of yet
+    assert books.in_flight == 100 - 7 - 30 - 10  # b's 20, and 33 that were not reported yet
     books.settle()
     row = books.sample()
     assert row["tokens/wasted/lost"] == 7 + 33

@@ -77,8 +77,8 @@ CEILING = 160
 
 
 class Thrashing(SimulatedEngine):
-    """Holds the caches of `KNEE` trajectories. Whoever has lost its own computes it again, and all who do share the
-    machine, so that above the knee everybody's cache is gone before its next turn."""
+    """Holds the caches of `KNEE` trajectories. A trajectory that has lost its own computes it again, and all that do
+    share the machine, so that above the knee every cache is gone before its trajectory's next turn."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock, constant(0.2), lambda rng: 10)

@@ -488,7 +488,7 @@ def test_the_barrier_holds_whoever_leaves_is_cancelled_or_fails(members: list[tu
                 await clock.sleep(pace)
                 await barrier.arrive()
                 taken[name] = turn + 1
-                assert all(taken[other] >= turn for other in present), "somebody is two turns behind"
+                assert all(taken[other] >= turn for other in present), "a member is two turns behind"
         finally:
             present.discard(name)
             barrier.leave()

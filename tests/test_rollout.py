@@ -145,7 +145,7 @@ def test_nobody_passes_the_barrier_before_everybody_is_there() -> None:
     times = {(name, turn): time for time, name, turn in passed}
     assert times["fast", 0] == times["slow", 0] == 5.0
     assert times["fast", 1] == times["slow", 1] == 10.0
-    assert times["fast", 3] == 12.0, "once the slow one has left, nobody waits for it"
+    assert times["fast", 3] == 12.0, "once the slow one has left, the others do not wait for it"
 
 
 # -------------------------------------------------------------------------------------------------------- proxy

@@ -291,7 +291,7 @@ def test_resuming_wrongly_is_noticed(broken: Callable[[SchedulerState], None], m
 
 
 def test_the_clock_notices_a_lease_that_nobody_plays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dead host's episodes are forgotten: everybody waits for ever, which the virtual clock does not."""
+    """A dead host's episodes are forgotten: the run waits for ever, which the virtual clock does not."""
 
     def forget(self: Dispatcher, link: Any) -> None:
         self._seats = [seat for seat in self._seats if seat.link is not link]

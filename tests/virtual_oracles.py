@@ -184,7 +184,7 @@ def attempts_end_once(run: SimulatedRun) -> None:
     assert len(ended) + len(ledger.open_attempts) == ledger.issued
     reported = Counter(event["id"] for event in data(run, "trajectory.end"))
     assert set(reported.values()) <= {1}, "a lease was reported twice"
-    assert set(ended) <= set(reported), "an attempt ended that nobody reported"
+    assert set(ended) <= set(reported), "an attempt ended that was not reported"
     ends = {event["group"]: event["end"] for event in data(run, "task.end")}
     for event in data(run, "trajectory.end"):
         if event["id"] not in ended:  # in a group that waits for its step

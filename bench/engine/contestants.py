@@ -14,7 +14,7 @@ from rollweave.trajectory import token_ids
 
 
 class NoText:
-    """Nobody reads the answers, so nobody decodes them."""
+    """Decodes nothing, because the bench does not read the answers."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         return ""

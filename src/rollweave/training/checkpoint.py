@@ -31,7 +31,6 @@ STATE = Path("state")
 DRIVER = STATE / "driver.json"
 SIDECAR = STATE / "driver.npz"
 MANIFEST = STATE / "manifest.json"
-ASIDE = "set-aside-"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +107,7 @@ def prune(folder: Path, keep: int) -> None:
 
 def set_aside(folder: Path) -> Path:
     """Rename a checkpoint, so that a resume does not use it. An older one set aside under this name is deleted."""
-    aside = folder.with_name(f"{ASIDE}{folder.name}")
+    aside = folder.with_name(f"set-aside-{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     return folder.rename(aside)
 

@@ -41,8 +41,9 @@ def credit(rows: Sequence[PackedRow], batch: Batch, config: GAEAdvantage) -> Met
         values += row.values
         returns += row.returns
     if config.normalise == "std":
-        for row, advantage in zip(rows, whitened([row.advantage for row in rows]), strict=True):
-            row.advantage = advantage
+        whitened = iter(standardised([a for row in rows for a in row.advantage], "std"))
+        for row in rows:
+            row.advantage = [next(whitened) for _ in row.advantage]
     return {"value/explained_variance": explained_variance(values, returns)}
 
 
@@ -56,12 +57,6 @@ def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: fl
         following = value
         found.append(advantage)
     return found[::-1]
-
-
-def whitened(advantages: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The advantages with mean 0 and standard deviation 1 over all tokens."""
-    flat = iter(standardised([a for tokens in advantages for a in tokens], "std"))
-    return [[next(flat) for _ in tokens] for tokens in advantages]
 
 
 def value_loss(new: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
