@@ -130,7 +130,7 @@ def _knock(address: str) -> None:
 
 
 def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) -> WorkerHandle:
-    """Start a worker; `run`, where it has one, is to be awaited: a worker's failure is ours."""
+    """Start a worker. The caller awaits its `run`, if it has one: that call raises what goes wrong in the worker."""
     import ray
 
     # torch takes its threads from here. OMP's idle ones spin by default, which starves other processes on the core.
