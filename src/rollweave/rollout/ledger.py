@@ -2,8 +2,7 @@
 
 One ledger has an entry for the *task* of each admitted group, the other one for each *attempt*, with its tokens. An
 entry is open or has ended in exactly one of the states below; to end one twice, or one that was never opened, is a
-bug and raises. An open attempt whose episode has ended is *scoring* until its
-reward has come.
+bug and raises. An open attempt whose episode has ended is *scoring* until its reward has come.
 """
 
 from __future__ import annotations
