@@ -47,7 +47,7 @@ class Packet(Generic[Out]):
 
 
 Transport = Callable[[Packet[Any]], None]
-"""Takes a packet to the other end, some time, perhaps."""
+"""Takes a packet to the other end. The packet may be late, lost or doubled."""
 
 
 class Endpoint(Generic[Out, In]):

@@ -134,7 +134,7 @@ def _knock(address: str) -> None:
 
 
 def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) -> WorkerHandle:
-    """Start a worker; `run`, where it has one, is to be awaited: a worker's failure is ours."""
+    """Start a worker. The caller awaits its `run`, if it has one: that call raises what goes wrong in the worker."""
     import ray
 
     environment = {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": SPIN_COUNT}
