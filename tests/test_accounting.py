@@ -6,6 +6,10 @@ import random
 from typing import Any
 
 import pytest
+from tests.world.durations import constant, lognormal
+from tests.world.environment import EnvironmentModel
+from tests.world.hosts import TransportModel
+from tests.world.world import SimulatedRun, World, simulate
 
 from rollweave.clock import run_virtual
 from rollweave.config.job import Job
@@ -15,10 +19,6 @@ from rollweave.observability.bias import DurationBias, survival_mean
 from rollweave.observability.events import Event
 from rollweave.observability.meters import CAUSES, QueueMeter, SlotMeter, TokenBooks
 from rollweave.rollout.ledger import AttemptEnd
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.world.environment import EnvironmentModel
-from rollweave.simulation.world.hosts import TransportModel
-from rollweave.simulation.world.world import SimulatedRun, World, simulate
 from virtual_worlds import make_job, rollart
 
 # ------------------------------------------------------------------------------------------------------ by hand

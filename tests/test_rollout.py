@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.world.durations import constant, lognormal
+from tests.world.engine import SimulatedEngine
+from tests.world.environment import ByteDialogue, StepRewards
+from tests.world.hosts import SimulatedTransport, TransportModel
 
 from fleets import proxy_of
 from rollweave.clock import Clock, run_virtual
@@ -20,10 +24,6 @@ from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
 from rollweave.rollout.link import Endpoint, Lease, Report
 from rollweave.rollout.manager import EnvManager, Stage, TurnBarrier
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.world.engine import SimulatedEngine
-from rollweave.simulation.world.environment import ByteDialogue, StepRewards
-from rollweave.simulation.world.hosts import SimulatedTransport, TransportModel
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome, Trajectory
 from spans import request_of

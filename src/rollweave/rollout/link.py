@@ -5,7 +5,7 @@ again every `RETRY_SECONDS`. Each end remembers what it has heard, so a repetiti
 within one tick of the loop travels as one packet.
 
 A transport carries the packets. Within one process it is the other end's `receive`. On Ray, `runtimes/ray_keepers.py`
-and `runtimes/ray_workers.py` carry them between processes. `simulation/world/hosts.py` delays, drops, duplicates and
+and `runtimes/ray_workers.py` carry them between processes. `tests/world/hosts.py` delays, drops, duplicates and
 so reorders them.
 """
 

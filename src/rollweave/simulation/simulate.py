@@ -33,9 +33,9 @@ from rollweave.observability.events import Recorder, Sink
 from rollweave.pipelines.assemble import assemble
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
-from rollweave.simulation.faults import Outage, see_every_failure, suffer
+from rollweave.simulation.faults import see_every_failure, suffer
 from rollweave.simulation.hardware.judge import Judge
-from rollweave.simulation.hardware.machines import Machines, build, stage
+from rollweave.simulation.hardware.machines import build, stage
 from rollweave.simulation.measure import SimulationMeter
 from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.workloads.episode import DrawnWorkload, Workload
@@ -110,7 +110,7 @@ async def run(
     async with asyncio.TaskGroup() as tasks:
         see_every_failure(tasks)
         playing = tasks.create_task(host.run(), name="host")
-        trouble = tasks.create_task(_outages(scenario, machines, clock, tasks), name="outages")
+        trouble = tasks.create_task(suffer(scenario.outages, machines.seats, clock), name="outages")
         await drive.advance()
         trouble.cancel()
         playing.cancel()
@@ -128,8 +128,3 @@ def _check_judge(scenario: Scenario) -> None:
     tasks = [resolve(task) for task in scenario.workload.tasks]
     if any(task.judged for task in tasks) and not scenario.cluster.of_role("reward"):
         raise ConfigError("workload.tasks: some are judged, but cluster.pools has none with role: reward")
-
-
-async def _outages(scenario: Scenario, machines: Machines, clock: Clock, tasks: asyncio.TaskGroup) -> None:
-    outages = [Outage("engine", outage.engine, outage.at, outage.seconds) for outage in scenario.outages]
-    await suffer(outages, machines.seats, (), clock, tasks)

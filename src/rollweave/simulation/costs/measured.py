@@ -11,12 +11,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from rollweave.config.cluster import TRAINS, Pool
-from rollweave.config.hardware import EngineTimes, Measured, TrainerTimes
+from rollweave.config.hardware import EngineTimes, Measured, TrainerTimes, WeightTimes
 from rollweave.config.scenario import Scenario
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.costs.training import TrainingCosts, weight_path
-from rollweave.simulation.durations import constant
-from rollweave.simulation.world.engine import SyncModel
 
 OVERLAPPED = frozenset({"rollart", "areal", "one_off"})
 """Pipelines in which generation goes on while the trainer works."""
@@ -45,14 +43,12 @@ def training_costs(scenario: Scenario) -> TrainingCosts:
     return MeasuredTraining(found.trainer, sum(pool.count for pool in pools), slower)
 
 
-def weight_model(scenario: Scenario) -> SyncModel:
+def weight_times(scenario: Scenario) -> WeightTimes:
     trains = next(pool for pool in scenario.cluster.pools if pool.role in TRAINS)
-    found = measured(scenario, trains)
-    if found is None:
-        path = weight_path(scenario.spec(), scenario.constants, scenario.cluster.cross_cluster_bandwidth)
-        return path.model(scenario.weights.transfer)
-    times = found.weights
-    return SyncModel(constant(times.publish), constant(times.prepare), constant(times.commit))
+    if found := measured(scenario, trains):
+        return found.weights
+    path = weight_path(scenario.spec(), scenario.constants, scenario.cluster.cross_cluster_bandwidth)
+    return path.times(scenario.weights.transfer)
 
 
 def overlapped(scenario: Scenario, pool: Pool) -> bool:

@@ -20,12 +20,13 @@ from dataclasses import replace
 
 from rollweave.clock import Clock
 from rollweave.config.control import InFlight
+from rollweave.config.hardware import WeightTimes
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.observability.events import Emitter
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.hardware.answer import GpuAnswer
 from rollweave.simulation.hardware.batch import ContinuousBatch
-from rollweave.simulation.world.engine import ModelledEngine, SyncModel, simulated_fingerprint
+from rollweave.simulation.hardware.modelled import NO_TIME, ModelledEngine, simulated_fingerprint
 from rollweave.trajectory import TokenIds
 
 
@@ -37,13 +38,13 @@ class GpuEngine(ModelledEngine):
         script: Callable[[Request], TokenIds],
         *,
         in_flight: InFlight = "recompute",
-        sync: SyncModel | None = None,
+        weights: WeightTimes = NO_TIME,
         number: int = 0,
         prefix_cache: bool = True,
         recorder: Emitter | None = None,
     ) -> None:
         """`script` says what the answer to a request will be; `recorder` hears of every turn."""
-        super().__init__(clock, sync, number)
+        super().__init__(clock, number, weights)
         self._batch = ContinuousBatch(costs, in_flight, prefix_cache)
         self._in_flight = in_flight
         self._script = script

@@ -24,7 +24,6 @@ from rollweave.errors import EnvironmentFailed
 from rollweave.simulation.costs.measured import measured, overlapped
 from rollweave.simulation.hardware.judge import Judge
 from rollweave.simulation.workloads.episode import NEVER, EpisodeScript, Workload
-from rollweave.simulation.world.environment import StepRewards
 from rollweave.tasks import Task
 from rollweave.trajectory import ENDLESS, TokenIds, Trajectory, repeat_item
 
@@ -116,7 +115,7 @@ class WorkloadEnvironment:
             raise EnvironmentFailed("injected failure")
 
 
-class WorkloadRewards(StepRewards):
+class WorkloadRewards:
     """The environment's reward, after the time that a rule or the judge takes for it."""
 
     def __init__(self, workload: Workload, judge: Judge | None, clock: Clock) -> None:
@@ -136,7 +135,7 @@ class WorkloadRewards(StepRewards):
             seconds = self._workload.reward_seconds(trajectory)
             if seconds > 0:
                 await self._clock.sleep(seconds)
-        await super().score(trajectory)
+        trajectory.rewards = {"environment": sum(turn.reward for turn in trajectory.turns)}
 
 
 def environments(

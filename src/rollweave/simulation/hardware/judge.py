@@ -16,7 +16,7 @@ from rollweave.config.workload import Distribution
 from rollweave.rewards.scaling import InstanceScaler, InstanceUse, ScalingLimits, Seating
 from rollweave.seeds import generator
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
-from rollweave.simulation.durations import count, sampler
+from rollweave.simulation.draws import count, sampler
 from rollweave.trajectory import Trajectory
 
 

@@ -21,18 +21,16 @@ from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
 from rollweave.rewards.scaling import ScalingLimits
 from rollweave.rollout.manager import Stage, TurnBarrier
-from rollweave.seeds import generator
-from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_model
+from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_times
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.costs.training import TrainingCosts
-from rollweave.simulation.durations import Duration
 from rollweave.simulation.faults import EnginePlace, Enter
 from rollweave.simulation.hardware.engine import GpuEngine
 from rollweave.simulation.hardware.environment import Scripts, WorkloadRewards, environments
 from rollweave.simulation.hardware.judge import Judge, JudgeModel
+from rollweave.simulation.hardware.modelled import simulated_fingerprint
 from rollweave.simulation.hardware.prefill import PrefillEngine
 from rollweave.simulation.workloads.episode import Workload
-from rollweave.simulation.world.engine import simulated_fingerprint
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
@@ -40,7 +38,7 @@ from rollweave.weights.buckets import Fingerprint
 
 
 class GpuTrainer:
-    def __init__(self, clock: Clock, costs: TrainingCosts, publish_seconds: Duration) -> None:
+    def __init__(self, clock: Clock, costs: TrainingCosts, publish_seconds: float) -> None:
         self._clock = clock
         self._costs = costs
         self._publish_seconds = publish_seconds
@@ -54,7 +52,7 @@ class GpuTrainer:
         return {"tokens/trained": float(batch.sampled_tokens)}
 
     async def publish(self, version: int) -> Fingerprint:
-        await self._clock.sleep(self._publish_seconds(generator(version, "publish")))
+        await self._clock.sleep(self._publish_seconds)
         return simulated_fingerprint(version)
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
@@ -88,7 +86,7 @@ def build(
     recorder: Emitter | None = None,
 ) -> Machines:
     """Its engines join the fleet. `recorder` hears of every turn; a `judge` may belong to several jobs."""
-    core = GpuTrainer(clock, training_costs(scenario), weight_model(scenario).publish)
+    core = GpuTrainer(clock, training_costs(scenario), weight_times(scenario).publish)
     shared = bool(scenario.cluster.of_role("colocated"))
     trainer: Trainer = TakingTurns(core, fleet) if shared else core
     machines = Machines([], [], trainer, core, judge or make_judge(scenario, clock), Scripts())
@@ -110,7 +108,7 @@ def _maker(
     recorder: Emitter | None,
 ) -> Callable[[], ModelledGpu]:
     """Makes the engines of a pool, also the successors of those that die."""
-    costs, sync, engines = engine_costs(scenario, pool), weight_model(scenario), machines.engines
+    costs, weights, engines = engine_costs(scenario, pool), weight_times(scenario), machines.engines
     if costs.kv_tokens < control.rollout.max_context:
         raise ConfigError(
             f"pool {pool.name}: the KV cache of an engine holds {costs.kv_tokens} tokens, but an episode may have "
@@ -120,14 +118,14 @@ def _maker(
     def make() -> ModelledGpu:
         number = len(engines)
         engine = (
-            PrefillEngine(clock, costs, sync=sync, number=number)
+            PrefillEngine(clock, costs, weights=weights, number=number)
             if pool.role == "prefill"
             else GpuEngine(
                 clock,
                 costs,
                 machines.scripts.answer,
                 in_flight=control.in_flight,
-                sync=sync,
+                weights=weights,
                 number=number,
                 prefix_cache=scenario.prefix_cache,
                 recorder=recorder,

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rollweave.clock import Clock
+from rollweave.config.hardware import WeightTimes
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
-from rollweave.simulation.world.engine import ModelledEngine, SyncModel, simulated_fingerprint
+from rollweave.simulation.hardware.modelled import NO_TIME, ModelledEngine, simulated_fingerprint
 
 
 class _Cache(NamedTuple):
@@ -34,8 +35,8 @@ class _Context(NamedTuple):
 
 
 class PrefillEngine(ModelledEngine):
-    def __init__(self, clock: Clock, costs: EngineCosts, *, sync: SyncModel | None = None, number: int = 0) -> None:
-        super().__init__(clock, sync, number)
+    def __init__(self, clock: Clock, costs: EngineCosts, *, number: int = 0, weights: WeightTimes = NO_TIME) -> None:
+        super().__init__(clock, number, weights)
         self._costs = costs
         self._line: deque[_Context] = deque()
         self._open: dict[str, _Context] = {}

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from rollweave.config.workload import Constant, LogNormal, TaskModel
 from rollweave.seeds import generator
-from rollweave.simulation.durations import Draw, count, sampler
+from rollweave.simulation.draws import Draw, count, sampler
 from rollweave.tasks import Mixture, SeedSource, Task, TaskSource
 from rollweave.trajectory import Trajectory
 
