@@ -51,7 +51,7 @@ class SimulatedTransport:
 
 
 class SimulatedHost:
-    """One place for a host, and who is there now."""
+    """One place for a host, and which one is there now."""
 
     def __init__(
         self, dispatcher: Dispatcher, stage: Callable[[], Stage], capacity: int, transport: TransportModel, seed: int

@@ -12,22 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rollweave.config.cluster import ClusterConfig, Pool
-from rollweave.config.hardware import Constants, WeightTimes
+from rollweave.config.hardware import Constants, Device, WeightTimes
 from rollweave.config.models import ModelSpec
 from rollweave.trajectory import Batch
 
 
 class TrainingCosts:
-    def __init__(self, model: ModelSpec, cluster: ClusterConfig, pools: Sequence[Pool], constants: Constants) -> None:
+    def __init__(self, model: ModelSpec, devices: Sequence[tuple[Device, int]], constants: Constants) -> None:
+        """`devices`: of each class, how many."""
         self._model = model
         self._constants = constants
         self.flops = sum(
-            pool.count
-            * cluster.device(pool).tflops
-            * 1e12
-            * (cluster.device(pool).training_efficiency or constants.training_efficiency)
-            for pool in pools
+            count * device.tflops * 1e12 * (device.training_efficiency or constants.training_efficiency)
+            for device, count in devices
         )
 
     def seconds(self, batch: Batch) -> float:

@@ -70,9 +70,15 @@ class GpuEngine(ModelledEngine):
     def abort(self, request_id: str) -> None:
         batch = self._batch
         turn = batch.running.get(request_id) or next((t for t in batch.waiting if t.request.id == request_id), None)
-        if turn is not None:
-            self._withdraw(turn)
-            turn.answer(turn.completion(aborted=True))
+        if turn is None:
+            return
+        done = self._steps_done()
+        if not self._standing:
+            batch.to_boundary(self._clock.now())
+        batch.withdraw(turn, done)
+        if not self._standing:
+            self._plan()
+        turn.answer(turn.completion(aborted=True))
 
     def release(self, trajectory: str) -> None:
         self._batch.caches.take(trajectory)
@@ -90,7 +96,10 @@ class GpuEngine(ModelledEngine):
     async def resume(self) -> None:
         self._check_alive()
         self._suspensions -= 1
-        self._go_on()
+        self._standing = self._suspensions > 0
+        if not self._standing:
+            self._batch.since = max(self._batch.since, self._clock.now())
+            self._plan()
 
     async def commit(self, version: int) -> None:
         await self._swap(version)
@@ -161,18 +170,11 @@ class GpuEngine(ModelledEngine):
         for turn in self._batch.end_due():
             turn.answer(turn.completion())
             if self._recorder is not None:
-                self._tell(self._recorder, turn)
+                id, tag, seconds = turn.request.id, turn.request.tag, self._clock.now() - turn.asked
+                self._recorder.emit("turn.end", id=id, tag=tag, engine=self.number, tokens=turn.drawn, seconds=seconds)
 
     def _steps_done(self) -> int:
         return self._batch.step if self._standing else self._batch.steps_done(self._clock.now())
-
-    def _withdraw(self, turn: GpuAnswer) -> None:
-        done = self._steps_done()
-        if not self._standing:
-            self._batch.to_boundary(self._clock.now())
-        self._batch.withdraw(turn, done)
-        if not self._standing:
-            self._plan()
 
     def _stand_still(self) -> None:
         if not self._standing:
@@ -180,17 +182,7 @@ class GpuEngine(ModelledEngine):
             self._stop_timer()
             self._standing = True
 
-    def _go_on(self) -> None:
-        self._standing = self._suspensions > 0 or self._dead
-        if not self._standing:
-            self._batch.since = max(self._batch.since, self._clock.now())
-            self._plan()
-
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _tell(self, recorder: Emitter, turn: GpuAnswer) -> None:
-        id, tag, seconds = turn.request.id, turn.request.tag, self._clock.now() - turn.asked
-        recorder.emit("turn.end", id=id, tag=tag, engine=self.number, tokens=turn.drawn, seconds=seconds)

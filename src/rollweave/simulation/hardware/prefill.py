@@ -107,14 +107,12 @@ class PrefillEngine(ModelledEngine):
             return
         while self._timer is None and self._line:
             context = self._line.popleft()
-            if not context.done.done():  # otherwise it was aborted, or its caller was cancelled
-                self._begin(context)
-
-    def _begin(self, context: _Context) -> None:
-        seconds, new = self._compute(context.request)
-        self._ends_at = self._clock.now() + seconds
-        self.counters.busy_seconds += seconds
-        self._timer = self._clock.loop.call_at(self._ends_at, self._end, context, new)
+            if context.done.done():  # it was aborted, or its caller was cancelled
+                continue
+            seconds, new = self._compute(context.request)
+            self._ends_at = self._clock.now() + seconds
+            self.counters.busy_seconds += seconds
+            self._timer = self._clock.loop.call_at(self._ends_at, self._end, context, new)
 
     def _compute(self, request: Request) -> tuple[float, int]:
         """Book it; returns how long it takes, and how many tokens the decode engine does not have."""
