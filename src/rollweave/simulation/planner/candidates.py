@@ -12,7 +12,7 @@ from itertools import combinations, product
 from typing import Any
 
 from rollweave.config.cluster import Pool, Role
-from rollweave.config.planning import PlanConfig
+from rollweave.config.planning import Offer, PlanConfig
 from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
 from rollweave.simulation.costs.roofline import EngineCosts
@@ -99,12 +99,13 @@ class Candidate:
 
 def candidates(plan: PlanConfig) -> list[Candidate]:
     """All that are worth a thought. Raises what is wrong with the request if there is none."""
-    sizes = {offer.device: _tensor_parallel(plan, offer.device) for offer in plan.offers}
-    if not any(sizes.values()):
+    fitting = {offer.device: _tensor_parallel(plan, offer) for offer in plan.offers}
+    if not any(fitting.values()):
         raise ConfigError(_does_not_fit(plan))
+    sizes = {device: [size for size in found if size <= plan.most(device)] for device, found in fitting.items()}
     splits = sorted({*_splits(plan, sizes)})
     if not splits:
-        raise ConfigError(_too_little(plan, sizes))
+        raise ConfigError(_too_little(plan, fitting))
     if plan.objective == "speed":
         splits = _with_most_training(splits)
     return [
@@ -182,14 +183,14 @@ def least_training(plan: PlanConfig, device: str) -> int:
     return max(1, -int(-plan.spec().params * TRAINING_BYTES_PER_PARAMETER // room))
 
 
-def _tensor_parallel(plan: PlanConfig, name: str) -> list[int]:
-    """Sizes at which an engine holds the model and the longest episode."""
-    device = plan.device(name)
+def _tensor_parallel(plan: PlanConfig, offer: Offer) -> list[int]:
+    """Sizes at which an engine of this device holds the model and the longest episode, whatever it costs."""
+    device = plan.device(offer.device)
     powers = [2**n for n in range(8) if 2**n <= device.devices_per_node]
     fitting = [
         size
         for size in plan.tensor_parallel or powers
-        if size <= plan.most(name)
+        if size <= (offer.count or size)
         and EngineCosts(plan.spec(), device, plan.constants, size).kv_tokens >= plan.rollout.max_context
     ]
     return fitting if plan.tensor_parallel else fitting[:3]
@@ -201,15 +202,15 @@ def _tensor_parallel(plan: PlanConfig, name: str) -> list[int]:
 def _does_not_fit(plan: PlanConfig) -> str:
     spec = plan.spec()
     context = spec.kv_bytes_per_token * plan.rollout.max_context / 1e9
-    devices = [plan.device(offer.device) for offer in plan.offers]
-    offered = ", ".join(
-        f"{min(device.devices_per_node, plan.most(device.name))} x {device.name} of {device.memory:g} GB"
-        for device in devices
+    offered = [(plan.device(offer.device), offer.count) for offer in plan.offers]
+    most = ", ".join(
+        f"{min(device.devices_per_node, count or device.devices_per_node)} x {device.name} of {device.memory:g} GB"
+        for device, count in offered
     )
     return (
         f"{plan.name}: {plan.model} does not fit on any offered device: its weights take "
         f"{spec.weight_bytes / 1e9:.0f} GB and an episode of {plan.rollout.max_context} tokens {context:.1f} GB, but "
-        f"one engine spans at most {offered}. Offer larger devices or more of them, or lower rollout.max_context"
+        f"one engine spans at most {most}. Offer larger devices or more of them, or lower rollout.max_context"
     )
 
 
