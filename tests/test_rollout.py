@@ -18,7 +18,7 @@ from rollweave.environments.protocol import Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
-from rollweave.rollout.link import Endpoint, Lease, Report
+from rollweave.rollout.link import CONFIRM_SECONDS, Endpoint, Lease, Packet, Report
 from rollweave.rollout.manager import EnvManager, Stage, TurnBarrier
 from rollweave.simulation.durations import constant, lognormal
 from rollweave.simulation.world.engine import SimulatedEngine
@@ -105,6 +105,45 @@ def test_what_is_said_in_one_tick_travels_in_one_packet() -> None:
 
     run_virtual(main)
     assert [len(packet.messages) for packet in packets] == [5]
+
+
+def test_a_confirmation_travels_with_a_message_or_waits_for_one() -> None:
+    packets: list[tuple[float, Any]] = []
+
+    async def main(clock: Clock) -> None:
+        end: Endpoint[str, str] = Endpoint(lambda packet: packets.append((clock.now(), packet)), lambda _: None)
+        end.receive(Packet({"a": "x"}))
+        await clock.sleep(0.1)
+        end.receive(Packet({"b": "x"}))
+        end.say("c", "y")
+        await clock.sleep(0.1)
+        end.receive(Packet({"d": "x"}, confirmed=["c"]))
+        await clock.sleep(100.0)
+
+    run_virtual(main)
+    assert packets == [
+        (pytest.approx(0.1), Packet({"c": "y"}, confirmed=["a", "b"])),
+        (pytest.approx(0.2 + CONFIRM_SECONDS), Packet(confirmed=["d"])),
+    ]
+
+
+def test_without_losses_nothing_is_said_twice_however_long_one_end_is_silent() -> None:
+    packets: list[Any] = []
+
+    async def main(clock: Clock) -> None:
+        there: Endpoint[str, str] = Endpoint(lambda packet: here.receive(packet), lambda _: None)
+
+        def transport(packet: Any) -> None:
+            packets.append(packet)
+            there.receive(packet)
+
+        here: Endpoint[str, str] = Endpoint(transport, lambda _: None)
+        for number in range(200):
+            here.say(str(number), "x")
+            await clock.sleep(0.13)
+
+    run_virtual(main)
+    assert sum(len(packet.messages) for packet in packets) == 200
 
 
 def test_a_closed_end_does_not_go_on_saying_what_was_never_confirmed() -> None:
