@@ -129,7 +129,7 @@ def test_a_reward_that_is_awaited_is_named():
     ]
     world.say("reward.end", id="7.3.0", reward=1.0, cause=None, threads_left=0)
     world.say("attempt.end", id="7.5.2", end="stale", tokens=3)  # given up while it was scored
-    assert not world.accountant.work.scoring and not world.accountant.work.groups[7].scoring
+    assert not world.accountant.work.scoring
 
 
 def test_an_evaluation_may_wait_for_a_reward():

@@ -2,11 +2,6 @@
 
 `status.json` is replaced in one move, so `rollweave status` reads files only: it works from another terminal, on a
 run that hangs, and after one that died.
-
-LastMinute: where the last 60 seconds went, from counts that only ever grow.
-
-Every pool has a capacity in seconds (an engine one a second, 64 environments 64) and says how much of it went into
-what. Two looks at these counts, a minute apart, tell the shares of that minute.
 """
 
 from __future__ import annotations
@@ -16,17 +11,16 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rollweave.clock import Waiting
 from rollweave.observability.accounting import Accountant
-from rollweave.observability.jsonl import encode
+from rollweave.observability.jsonl import encode, replace_file
 from rollweave.observability.screen import Header
 from rollweave.observability.waits import EPISODE, wait_for_graph
-
-SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -38,7 +32,13 @@ class PoolTimes:
 
 
 class LastMinute:
-    def __init__(self, seconds: float = SECONDS) -> None:
+    """Says where the last 60 seconds went, from counts that only grow.
+
+    Every pool has a capacity in seconds (an engine one a second, 64 environments 64) and says how much of it went into
+    what. Two looks at these counts, a minute apart, tell the shares of that minute.
+    """
+
+    def __init__(self, seconds: float = 60.0) -> None:
         self._seconds = seconds
         self._looks: deque[tuple[float, dict[str, PoolTimes]]] = deque()
 
@@ -101,7 +101,8 @@ class StatusBoard:
         now = self._now()
         self._watch_environments(waits, now)
         self._minute.look(now, self._pools(engines, spent, now))
-        self._write(self._snapshot(waits, now))
+        with suppress(OSError):  # a full disk ends the run where something is lost by it; a status is not
+            replace_file(self._path, encode(self._snapshot(waits, now)) + "\n")
 
     def _watch_environments(self, waits: Iterable[Waiting], now: float) -> None:
         """What episodes wait for now stands for the time since the last look."""
@@ -133,7 +134,7 @@ class StatusBoard:
             "written": self._wall(),
             "elapsed": now - self._began,
             "phase": {"name": doing[0], "seconds": now - doing[1]} if doing else None,
-            "graph": [node.as_json() for node in wait_for_graph(waits, accounts.work, accounts.slots, now)],
+            "graph": [asdict(node) for node in wait_for_graph(waits, accounts.work, accounts.slots, now)],
             "waits": [wait._asdict() for wait in sorted(waits, key=lambda wait: -wait.seconds)[:WAITS_KEPT]],
             "last_minute": {"seconds": self._minute.seconds, "pools": self._minute.shares()},
             "queue": {
@@ -148,14 +149,6 @@ class StatusBoard:
             "ledger": self._ledger(),
             "restarts": dict(accounts.restarts),
         }
-
-    def _write(self, snapshot: dict[str, Any]) -> None:
-        partial = self._path.with_name("status.json.partial")
-        try:
-            partial.write_text(encode(snapshot) + "\n", encoding="utf-8")
-            os.replace(partial, self._path)
-        except OSError:
-            pass  # a full disk ends the run where something is lost by it; a status is not
 
 
 def _doing(what: str) -> str:

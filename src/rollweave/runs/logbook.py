@@ -6,7 +6,6 @@ A resumed run appends to the files of the run; a checkpoint remembers how long t
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from rollweave.config.job import LoggingConfig
@@ -54,10 +53,7 @@ class Logbook:
         self._events.flush()
         return {name: mark(self._folder.path / name) for name in LOGS}
 
-    def __enter__(self) -> Logbook:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def close(self) -> None:
         self.recorder.sinks.clear()  # a timer that was not cancelled may still speak
         self._metrics.close()
         self._events.close()
