@@ -71,8 +71,6 @@ def _between(first: PoolTimes, last: PoolTimes) -> dict[str, float]:
 WAITS_KEPT = 50
 """Longest first; thousands of episodes may wait at once."""
 
-LedgerCounts = Callable[[], dict[str, dict[str, int]]]
-
 
 class StatusBoard:
     def __init__(
@@ -80,7 +78,7 @@ class StatusBoard:
         folder: Path,
         header: Header,
         accountant: Accountant,
-        ledger: LedgerCounts,
+        ledger: Callable[[], dict[str, dict[str, int]]],
         now: Callable[[], float],
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -94,19 +92,25 @@ class StatusBoard:
         self._minute = LastMinute()
         self._began = self._at = now()
         self._environments: Counter[str] = Counter()
-        self._slot_seconds = 0.0
+        self._engine_seconds = self._slot_seconds = 0.0
 
     def update(self, waits: Sequence[Waiting], engines: int, spent: Mapping[str, float]) -> None:
         """`waits`: of the driver and of every host. `spent`: seconds of so many `engines` by what they did."""
         now = self._now()
-        self._watch_environments(waits, now)
-        self._minute.look(now, self._pools(engines, spent, now))
+        passed, self._at = now - self._at, now
+        self._engine_seconds += passed * engines  # engines die and join, so their number now says nothing of the past
+        self._watch_environments(waits, passed)
+        pools = {
+            "engine": PoolTimes(self._engine_seconds, dict(spent)),
+            "trainer": PoolTimes(now - self._began, self._accountant.loop.totals(now)),
+            "environments": PoolTimes(self._slot_seconds, dict(self._environments)),
+        }
+        self._minute.look(now, pools)
         with suppress(OSError):  # a full disk ends the run where something is lost by it; a status is not
             replace_file(self._path, encode(self._snapshot(waits, now)) + "\n")
 
-    def _watch_environments(self, waits: Iterable[Waiting], now: float) -> None:
+    def _watch_environments(self, waits: Iterable[Waiting], passed: float) -> None:
         """What episodes wait for now stands for the time since the last look."""
-        passed, self._at = now - self._at, now
         slots = self._accountant.slots
         self._slot_seconds += passed * slots.slots
         doing = Counter(_doing(wait.what) for wait in waits if wait.who.startswith(EPISODE))
@@ -114,14 +118,6 @@ class StatusBoard:
             self._environments[what] += passed * count  # type: ignore[assignment]
         playing = slots.slots - slots.free
         self._environments["between calls"] += passed * max(0, playing - doing.total())  # type: ignore[assignment]
-
-    def _pools(self, engines: int, spent: Mapping[str, float], now: float) -> dict[str, PoolTimes]:
-        elapsed = now - self._began
-        return {
-            "engine": PoolTimes(elapsed * engines, dict(spent)),
-            "trainer": PoolTimes(elapsed, self._accountant.loop.totals(now)),
-            "environments": PoolTimes(self._slot_seconds, dict(self._environments)),
-        }
 
     def _snapshot(self, waits: Sequence[Waiting], now: float) -> dict[str, Any]:
         accounts = self._accountant

@@ -44,9 +44,8 @@ class RunFolder:
         chosen = path or Path("runs") / f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         if chosen.is_file() or (chosen.is_dir() and any(chosen.iterdir())):
             raise RunFolderError(
-                f"{chosen} already holds a run (or other files), and a run is never overwritten; "
-                "name another folder with --out, or go on with that run: rollweave train --resume "
-                f"{chosen}"
+                f"{chosen} already holds a run (or other files), and a run is never overwritten; name another folder "
+                f"with --out, or go on with that run: rollweave train --resume {chosen}"
             )
         return cls(chosen)
 

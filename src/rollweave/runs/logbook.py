@@ -13,7 +13,6 @@ from rollweave.observability.events import Event, EventFile, Recorder, read_even
 from rollweave.observability.metrics import MetricsWriter, read_metrics
 from rollweave.observability.transcripts import Decode, TranscriptWriter, spread
 from rollweave.pipelines.checkpoints import LogMark
-from rollweave.pipelines.journal import MetricsRow
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.resume import LOGS, Start, mark
 from rollweave.trajectory import Trajectory
@@ -26,7 +25,7 @@ class Logbook:
         self._folder = folder
         self._transcripts_per_step = config.transcripts_per_step
         first = start.version if start.resumed else None
-        self._metrics = MetricsWriter(folder.path, tensorboard=config.tensorboard, resumed_at=first)
+        self.metrics = MetricsWriter(folder.path, tensorboard=config.tensorboard, resumed_at=first)
         self._events = EventFile(folder.events)
         self._transcripts = TranscriptWriter(folder.path, decode)
         self._now = now
@@ -36,9 +35,6 @@ class Logbook:
     def elapsed(self) -> float:
         """Seconds since the run began, those of earlier processes included."""
         return self._now() - self._began
-
-    def row(self, step: int, row: MetricsRow) -> dict[str, Any]:
-        return self._metrics.write(step, row)
 
     def trajectories(self, step: int, trajectories: list[Trajectory]) -> None:
         self._transcripts.write(step, spread(trajectories, self._transcripts_per_step))
@@ -55,6 +51,6 @@ class Logbook:
 
     def close(self) -> None:
         self.recorder.sinks.clear()  # a timer that was not cancelled may still speak
-        self._metrics.close()
+        self.metrics.close()
         self._events.close()
         self._transcripts.close()

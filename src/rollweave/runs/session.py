@@ -209,7 +209,7 @@ class Session:
                     clock,
                     log.recorder,
                     permits=self.permits(clock) if self.permits is not None else None,
-                    on_row=[lambda step, row: self.view.step(log.row(step, row))],
+                    on_row=[lambda step, row: self.view.step(log.metrics.write(step, row))],
                     on_trajectories=[log.trajectories],
                 )
                 await self._restore(drive.loop, log)

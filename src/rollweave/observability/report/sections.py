@@ -87,14 +87,11 @@ def _mean(run: RunRecord, key: str) -> float | None:
 
 
 def ledger(run: RunRecord) -> str:
+    tokens = {"trained": run.summary.tokens_trained, **run.summary.tokens_wasted}
     tables = [
         _counts("Tasks", "how every task ended", run.summary.tasks),
         _counts("Attempts", "how every attempt ended", run.summary.attempts),
-        _counts(
-            "Tokens",
-            "how the sampled tokens ended",
-            {"trained": run.summary.tokens_trained, **run.summary.tokens_wasted},
-        ),
+        _counts("Tokens", "how the sampled tokens ended", tokens),
     ]
     return f'<h2>Ledger</h2><div class="tables">{"".join(tables)}</div>'
 
