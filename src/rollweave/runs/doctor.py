@@ -1,4 +1,4 @@
-"""What this machine can do, checked rather than assumed; every finding that is not good names its fix.
+"""Checks what this machine can do; every finding that is not good names its fix.
 
 torch is only ever loaded in a child process. An instruction that the processor advertises but cannot run kills
 the process that tries it (SIGILL): a child may die of it, the doctor may not.

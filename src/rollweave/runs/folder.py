@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves behind, and never two processes in one.
+"""The run folder: the files that a run leaves behind, and a lock that admits one process at a time.
 
 config.yaml          the resolved job, loadable again
 policy/              the policy the run started from, if it was made for it
@@ -76,7 +76,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone in the folder while the block runs. The lock dies with its process, however that ends."""
+        """Keep other processes out while the block runs. The lock dies with its process, however that ends."""
         path = self.path / "lock"
         with path.open("a+", encoding="utf-8") as file:
             try:
@@ -95,6 +95,6 @@ class RunFolder:
                 file.truncate(0)
 
     def _make_folders(self) -> None:
-        """Those that a process killed at the very start did not get to."""
+        """Make the folders, also if a process was killed at the very start, before it could make them."""
         self.checkpoints.mkdir(exist_ok=True)
         self.logs.mkdir(exist_ok=True)

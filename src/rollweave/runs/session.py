@@ -116,7 +116,7 @@ class Session:
     view: View = field(default_factory=View)
 
     def run(self) -> tuple[ExitReason, BaseException | None]:
-        """Everything that may fail. A failure comes back, to be raised once the books are closed."""
+        """Train to the end, and say how it ended. A failure is returned, to be raised once the books are closed."""
         lives: Counter[int] = Counter()
         try:
             blueprint = self._blueprint()
@@ -131,7 +131,7 @@ class Session:
                 self._say_where(f"the trainer died (its log: {self.folder.logs / 'trainer.log'})")
         except KeyboardInterrupt:
             return "interrupted", None
-        except Exception as error:  # the run's boundary: whatever it is, the folder says how the run ended
+        except Exception as error:  # the run's boundary: the folder says how the run ended, after any error
             return "failed", error
         finally:
             self.view.stop()
