@@ -12,6 +12,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.world.durations import constant
+from tests.world.engine import SimulatedEngine
+from tests.world.environment import ByteDialogue, StepRewards
 
 from fleets import proxy_of
 from isolation_worlds import Counter, Forgetful, HangsForOne, Liar, Slow
@@ -26,9 +29,6 @@ from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Lease, Report
 from rollweave.rollout.manager import Stage
-from rollweave.simulation.durations import constant
-from rollweave.simulation.world.engine import SimulatedEngine
-from rollweave.simulation.world.environment import ByteDialogue, StepRewards
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome
 

@@ -35,11 +35,11 @@ from random import Random
 from statistics import fmean
 
 import pytest
+from tests.world.durations import NO_TIME, Duration, constant, lognormal
+from tests.world.environment import EnvironmentModel
+from tests.world.world import SimulatedRun, World
 
 from rollweave.seeds import generator
-from rollweave.simulation.durations import NO_TIME, Duration, constant, lognormal
-from rollweave.simulation.world.environment import EnvironmentModel
-from rollweave.simulation.world.world import SimulatedRun, World
 from virtual_worlds import make_job, rollart, run
 
 SETTINGS = 200

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.world.durations import NO_TIME, constant, lognormal, normal
+from tests.world.engine import SyncModel
+from tests.world.environment import EnvironmentModel, RewardModel
+from tests.world.faults import Outage
+from tests.world.hosts import TransportModel
+from tests.world.world import SimulatedRun, World
 
 from rollweave.config.job import Job
 from rollweave.errors import EnvironmentFailed
 from rollweave.pipelines.checkpoints import DriverState
 from rollweave.rollout.ledger import LedgerError
 from rollweave.rollout.scheduler import RolloutScheduler
-from rollweave.simulation.durations import NO_TIME, constant, lognormal, normal
-from rollweave.simulation.faults import Outage
-from rollweave.simulation.world.engine import SyncModel
-from rollweave.simulation.world.environment import EnvironmentModel, RewardModel
-from rollweave.simulation.world.hosts import TransportModel
-from rollweave.simulation.world.world import SimulatedRun, World
 from virtual_oracles import check_everything, check_resumed, data, joined, trained
 from virtual_worlds import jobs, make_job, plain_rollouts, rollart, rollart_pipelines, run, worlds
 

@@ -10,6 +10,12 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.world.durations import constant, lognormal
+from tests.world.engine import SimulatedEngine
+from tests.world.environment import EnvironmentModel
+from tests.world.faults import Outage
+from tests.world.witness import Witness
+from tests.world.world import SimulatedRun, World
 
 from fleets import fleet_of
 from rollweave.clock import Clock, run_virtual
@@ -21,12 +27,6 @@ from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.permits import SharedPool, Tail
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.seeds import derive
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.faults import Outage
-from rollweave.simulation.world.engine import SimulatedEngine
-from rollweave.simulation.world.environment import EnvironmentModel
-from rollweave.simulation.world.witness import Witness
-from rollweave.simulation.world.world import SimulatedRun, World
 from spans import request_of
 from test_fleet_virtual import SLOW_UPDATES, comings_and_goings
 from test_pipelines_virtual import many

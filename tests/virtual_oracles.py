@@ -13,12 +13,13 @@ from dataclasses import replace
 from math import ceil, floor
 from typing import Any
 
+from tests.world.witness import Witness
+from tests.world.world import SimulatedRun, World
+
 from rollweave.config.control import RollArtPipeline
 from rollweave.config.job import Job
 from rollweave.observability.events import MemoryRecorder
 from rollweave.seeds import generator
-from rollweave.simulation.world.witness import Witness
-from rollweave.simulation.world.world import SimulatedRun, World
 from rollweave.trajectory import Group, Outcome, Trajectory
 
 

@@ -150,6 +150,7 @@ def control_plane_files() -> Iterator[Path]:
     for folder in FOLDERS:
         yield from sorted((ROOT / "src" / "rollweave" / folder).rglob("*.py"))
     yield from (ROOT / "src" / "rollweave" / file for file in FILES)
+    yield from sorted((ROOT / "tests" / "world").rglob("*.py"))  # what the tests run it against
 
 
 def main(arguments: list[str]) -> int:
