@@ -1,9 +1,4 @@
-"""The commands about jobs of a daemon.
-
-rollweave submit JOB.yaml --slo 1.5
-rollweave jobs [--explain ID]
-rollweave cancel ID
-"""
+"""`rollweave submit|jobs|cancel`: the commands about the jobs of a daemon."""
 
 from __future__ import annotations
 
@@ -13,12 +8,12 @@ from typing import Annotated
 import typer
 
 from rollweave.cli.daemon import StateFolderOption, find_daemon, show
-from rollweave.cli.options import AsJson
+from rollweave.cli.options import AsJson, Overrides
 
 
 def submit(
     job: Annotated[Path | None, typer.Argument(metavar="JOB.yaml", help="The job file.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Keys to change.")] = None,
+    overrides: Overrides = None,
     slo: Annotated[
         float, typer.Option(help="Tolerated slow-down: 1.5 means an iteration may take half as long again.")
     ] = 1.5,

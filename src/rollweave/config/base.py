@@ -26,6 +26,8 @@ class Section(BaseModel):
 
     renamed: ClassVar[dict[str, str]] = {}
     """Keys of earlier versions with their new names. They are refused, and the message says the new name."""
+    from_files: ClassVar[tuple[str, ...]] = ()
+    """Keys whose section may be in a file of its own. The key, or an override, then gives the name of the file."""
 
 
 NonNegative = Annotated[float, Field(ge=0.0)]

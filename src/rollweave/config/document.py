@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -32,22 +32,12 @@ _PLAIN_VALUES = {
 }
 
 
-def _core_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """PyYAML's table: for each first character, the (tag, pattern) pairs to try in order."""
-    table: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-    for name, (pattern, first_characters) in _PLAIN_VALUES.items():
-        for character in first_characters:
-            table.setdefault(character, []).append((_TAG + name, re.compile(f"^(?:{pattern})$")))
-    return table
-
-
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers = _core_resolvers()
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # none of PyYAML's own
 
 
 class _Dumper(yaml.SafeDumper):
-    # The same table, so that text which looks like a value (`1e-4`) is quoted and comes back as text.
-    yaml_implicit_resolvers = _core_resolvers()
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -59,6 +49,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
+for _name, (_pattern, _first_characters) in _PLAIN_VALUES.items():
+    # Also for the dumper, so that text which looks like a value (`1e-4`) is quoted and comes back as text.
+    for _side in (_Loader, _Dumper):
+        _side.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), list(_first_characters))
 
 
 @dataclass(slots=True)
@@ -101,14 +95,15 @@ def dump(data: Any) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
+@dataclass(slots=True)
 class _Reader:
     """Turns a tree of YAML nodes into data, and notes the origin of every key."""
 
-    def __init__(self, document: Document, loader: _Loader, numbered: bool) -> None:
-        self.document = document
-        self.loader = loader
-        self.numbered = numbered
-        self.open: list[yaml.Node] = []  # the nodes around the current one: finds an anchor that contains itself
+    document: Document
+    loader: _Loader
+    numbered: bool
+    open: list[yaml.Node] = field(default_factory=list)
+    """The nodes around the current one, to find an anchor that contains itself."""
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self.document.origins.setdefault(path, self.place(node))

@@ -82,10 +82,6 @@ def constant(value: float) -> Constant:
     return Constant(type="constant", value=value)
 
 
-def normal(mean: float, std: float) -> Normal:
-    return Normal(type="normal", mean=mean, std=std)
-
-
 NOTHING = constant(0.0)
 
 

@@ -53,9 +53,6 @@ class CheckReport:
     """Why the environment is refused, each with its fix."""
     notes: list[str] = field(default_factory=list)
 
-    def of(self, player: str) -> list[PlayedEpisode]:
-        return [episode for episode in self.played if episode.player == player]
-
 
 @dataclass(slots=True)
 class EnvironmentCheck:
@@ -215,11 +212,9 @@ def arbitrary_action(rng: random.Random, seen: Observation) -> str:
 
 def summarise(report: CheckReport) -> dict[str, Any]:
     """The figures of a check, for each player."""
-    players = {player: report.of(player) for player in ("random", "scripted")}
-    return {
-        "refused": bool(report.problems),
-        "players": {player: _figures(episodes) for player, episodes in players.items() if episodes},
-    }
+    players = {player: [one for one in report.played if one.player == player] for player in ("random", "scripted")}
+    figures = {player: _figures(episodes) for player, episodes in players.items() if episodes}
+    return {"refused": bool(report.problems), "players": figures}
 
 
 def _figures(episodes: list[PlayedEpisode]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import sys
 from typing import Any
 
 from rollweave import errors
-from rollweave.environments.worker import ChildCall, Frames, pack_request, prefixed
+from rollweave.environments.worker import ChildCall, Frames, prefixed
 from rollweave.errors import EnvironmentFailed, RollweaveError
 
 
@@ -74,7 +75,7 @@ class Child(asyncio.Protocol):
             raise ChildDied("its process is gone", caused_by_call=False)
         request = ChildCall(next(self._numbers), slot, method, arguments)
         answer = self._calls[request.id] = asyncio.get_running_loop().create_future()
-        self._transport.write(pack_request(request))
+        self._transport.write(prefixed(pickle.dumps(request)))
         try:
             return await answer
         finally:

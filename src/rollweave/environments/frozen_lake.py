@@ -14,18 +14,15 @@ import hashlib
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from rollweave.environments.protocol import Message, Observation, StepResult
 from rollweave.seeds import derive
 
 MOVES = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}  # in gymnasium's order of actions
-WORDS = {
-    name: letter
-    for letter, word in zip("LDRU", ("left", "down", "right", "up"), strict=True)
-    for name in (letter.lower(), word)
-}
+WORDS = {"l": "L", "left": "L", "d": "D", "down": "D", "r": "R", "right": "R", "u": "U", "up": "U"}
 RULES = (
     "You stand on a frozen lake (@). Walk over ice (.) to the goal (G) without stepping into a hole (O). "
     "A line of four signs tells what lies to your left, down, right and up: a capital letter (L, D, R, U) is ice or "
@@ -62,24 +59,16 @@ def parse(answer: str) -> str | None:
     return next((WORDS[word] for word in words if word in WORDS), None)
 
 
+@dataclass(eq=False)
 class FrozenLake:
     """One lake. An episode is a function of its seed and its actions: the same seed gives the same map and slips."""
 
-    deterministic = True
-
-    def __init__(
-        self,
-        map: str = "random",
-        size: int = 4,
-        slippery: bool = False,
-        instructions: bool = False,
-        map_every_turn: bool = False,
-    ) -> None:
-        self.map = map
-        self.size = size
-        self.slippery = slippery
-        self.instructions = instructions
-        self.map_every_turn = map_every_turn
+    deterministic: ClassVar[bool] = True
+    map: str = "random"
+    size: int = 4
+    slippery: bool = False
+    instructions: bool = False
+    map_every_turn: bool = False
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
         from gymnasium.envs.toy_text.frozen_lake import MAPS

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from rollweave.environments.protocol import Observation, StepResult
 
 
+@dataclass(eq=False)
 class Prompts:
     """Shows the prompt of the task's row. Its own reward is 0; reward functions read `trajectory.task.data`."""
 
-    deterministic = True
-
-    def __init__(self, column: str = "prompt") -> None:
-        self.column = column
+    deterministic: ClassVar[bool] = True
+    column: str = "prompt"
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
         prompt: Observation = data[self.column]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,6 @@ from rollweave.errors import ConfigError, EnvironmentFailed
 from rollweave.seeds import derive
 from rollweave.targets import blame, load_target, nearest
 from rollweave.tasks import Mixture, RowSource, SeedSource, Task, TaskSource, read_rows
-
-SHIPPED: tuple[type[FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig], ...] = (
-    FrozenLakeConfig,
-    PromptsConfig,
-    PythonEnvironmentConfig,
-)
 
 
 def make(config: SingleEnvironment, base: Path) -> HasScriptedAction:
@@ -114,25 +109,9 @@ class EnvironmentFactory:
 
     @classmethod
     def from_config(cls, config: EnvironmentConfig, base: Path) -> EnvironmentFactory:
-        return cls({name: ConfiguredMaker(member, base.resolve()) for name, member in members(config).items()})
+        return cls({name: partial(make, member, base.resolve()) for name, member in members(config).items()})
 
 
-@dataclass(frozen=True)
-class ConfiguredMaker:
-    """Makes the environment of one configuration."""
-
-    config: SingleEnvironment
-    base: Path
-
-    def __call__(self) -> HasScriptedAction:
-        return make(self.config, self.base)
-
-
-@dataclass(frozen=True)
-class ObjectMaker:
-    """Makes an environment of a class or function that is given in Python and not named in a file."""
-
-    target: Callable[..., Any]
-
-    def __call__(self) -> HasScriptedAction:
-        return build(self.target, {}, getattr(self.target, "__qualname__", repr(self.target)))
+def maker(target: Callable[..., Any]) -> Callable[[], HasScriptedAction]:
+    """Makes environments of a class or function that is given in Python and not named in a file."""
+    return partial(build, target, {}, getattr(target, "__qualname__", repr(target)))

@@ -126,7 +126,7 @@ def _maker(
                 clock,
                 costs,
                 machines.scripts.answer,
-                in_flight=control.in_flight,
+                in_flight=control.pipeline.in_flight,
                 sync=sync,
                 number=number,
                 prefix_cache=scenario.prefix_cache,
