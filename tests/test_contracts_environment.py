@@ -24,8 +24,7 @@ from isolation_worlds import Counter
 from rollweave.environments.adapt import adapt
 from rollweave.environments.frozen_lake import FrozenLake
 from rollweave.environments.isolation import EnvironmentPool
-from rollweave.environments.prompts import Prompts
-from rollweave.environments.registry import EnvironmentFactory, maker
+from rollweave.environments.registry import EnvironmentFactory, Prompts, maker
 from rollweave.tasks import Task
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rollweave.config.load import SectionKind, load_file, parse_job, parse_text
+from rollweave.config.job import Job
+from rollweave.config.load import SectionKind, load_file, parse_text
 from rollweave.environments.registry import EnvironmentFactory, maker
 from rollweave.errors import ConfigError
 from rollweave.observability.metrics import read_metrics
@@ -79,7 +80,7 @@ def train(
         "environment": _environment(env),
         "rewards": [{"function": name} for name in rewards if isinstance(name, str)],
     }
-    job = parse_job(json.dumps(document), "rollweave.train(...)", Path.cwd())
+    job = parse_text(json.dumps(document), "rollweave.train(...)", Path.cwd(), Job)
     folder = Path(out) if out else None
     environments = EnvironmentFactory({"python": maker(env)}) if callable(env) else None
     functions = tuple(NamedReward(f.__name__, f, 1.0, f.__qualname__) for f in rewards if callable(f))

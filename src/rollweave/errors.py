@@ -51,12 +51,7 @@ class WorkerDied(RollweaveError):
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error of a group that a user can act on: the first `RollweaveError`, else the first error of all."""
-    leaves = _leaves(group)
-    return next((leaf for leaf in leaves if isinstance(leaf, RollweaveError)), leaves[0])
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return leaves
+    error: BaseException = group.subgroup(RollweaveError) or group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

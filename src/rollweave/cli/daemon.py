@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollweave.cli.options import AsJson
+from rollweave.errors import RollweaveError
 
 if TYPE_CHECKING:
     from rollweave.mux.daemon.client import Client
@@ -123,8 +124,6 @@ def _detach(folder: StateFolder, options: list[str]) -> None:
 
 def _answer(client: Client, pid: int) -> dict[str, Any] | None:
     """The answer of the daemon with this process number, once it answers."""
-    from rollweave.errors import RollweaveError
-
     try:
         found: dict[str, Any] = client.get("/daemon")
         return found if client.folder.address()["pid"] == pid else None

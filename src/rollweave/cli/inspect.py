@@ -96,8 +96,7 @@ def report(
     run: RunFolderArgument,
     output: Output = None,
     profile: Annotated[
-        Path | None,
-        typer.Option(help="A file of `rollweave profile`: also show the times it predicts."),
+        Path | None, typer.Option(help="A file of `rollweave profile`: also show the times it predicts.")
     ] = None,
 ) -> None:
     """Write one HTML page (RUN/report.html): learning curve, time per phase, staleness, ledger, transcripts."""

@@ -9,6 +9,7 @@ import typer
 
 from rollweave.cli.daemon import StateFolderOption, find_daemon, show
 from rollweave.cli.options import AsJson, Overrides
+from rollweave.errors import ConfigError
 
 
 def submit(
@@ -26,8 +27,6 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Hand a job to the daemon: it measures the job, places it where no promise breaks and runs it among others."""
-    from rollweave.errors import ConfigError
-
     daemon = find_daemon(state)
     if resume:
         found = daemon.post(f"/jobs/{resume}/resume")

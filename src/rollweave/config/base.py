@@ -36,11 +36,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 def default_type(name: str) -> BeforeValidator:
     """Make `name` the type of a section that leaves out its `type` key."""
-
-    def add_type(data: Any) -> Any:
-        return {"type": name, **data} if isinstance(data, dict) else data
-
-    return BeforeValidator(add_type)
+    return BeforeValidator(lambda data: {"type": name, **data} if isinstance(data, dict) else data)
 
 
 @dataclass(frozen=True, slots=True)

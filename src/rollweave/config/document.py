@@ -113,7 +113,10 @@ class _Reader:
         if any(node is outer for outer in self.open):
             raise ConfigError(f"{self.place(node)}: this anchor contains itself; write the value out")
         self.open.append(node)
-        data = self.mapping(node, path) if isinstance(node, yaml.MappingNode) else self.sequence(node, path)
+        if isinstance(node, yaml.MappingNode):
+            data: Any = self.mapping(node, path)
+        else:
+            data = [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
         self.open.pop()
         return data
 
@@ -127,29 +130,22 @@ class _Reader:
             )
         return value
 
-    def sequence(self, node: yaml.CollectionNode, path: KeyPath) -> list[Any]:
-        return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
-
     def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         data: dict[str, Any] = {}
         for source in reversed(list(self.merged(node))):
             data |= self.mapping(source, path)
         own: dict[str, str] = {}
-        for key, value in self.own_items(node):
+        for key, value in node.value:
+            if key.tag == _TAG + "merge":
+                continue
+            if not isinstance(key, yaml.ScalarNode) or key.tag != _TAG + "str":
+                raise ConfigError(f"{self.place(key)}: {key.value!r} is not a key; write text, or put it in quotes")
             if key.value in own:
                 inner = dotted((*path, key.value))
                 raise ConfigError(f"{self.place(key)}: {inner}: given twice, first at {own[key.value]}")
             own[key.value] = self.document.origins[(*path, key.value)] = self.place(key)
             data[key.value] = self.value(value, (*path, key.value))
         return data
-
-    def own_items(self, node: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-        for key, value in node.value:
-            if key.tag == _TAG + "merge":
-                continue
-            if not isinstance(key, yaml.ScalarNode) or key.tag != _TAG + "str":
-                raise ConfigError(f"{self.place(key)}: {key.value!r} is not a key; write text, or put it in quotes")
-            yield key, value
 
     def merged(self, node: yaml.MappingNode) -> Iterator[yaml.MappingNode]:
         """The mappings that `<<: *anchor` or `<<: [*a, *b]` adds. The mapping's own keys win, then the earlier ones."""

@@ -123,7 +123,7 @@ class Device(NamedSection):
     """GB/s between devices of one machine, as tensor parallelism uses them."""
     price: NonNegative
     """US dollars per device and hour."""
-    devices_per_node: PositiveInt = 8
+    devices_per_node: Annotated[int, Field(ge=1)] = 8
     compute_efficiency: Efficiency | None = None
     """Share of the peak that generation reaches; none: the value in the constants. `rollweave profile` measures it."""
     bandwidth_efficiency: Efficiency | None = None

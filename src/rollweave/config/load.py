@@ -21,7 +21,7 @@ from rollweave.config.base import Section
 from rollweave.config.document import Document, dotted, dump, parse
 from rollweave.config.job import HubModel, Job, LocalModel, ModelConfig
 from rollweave.config.losses import RatioLoss
-from rollweave.config.overrides import Override, apply_overrides, parse_override
+from rollweave.config.overrides import apply_overrides, parse_override
 from rollweave.config.problems import explain, show
 from rollweave.config.schema import KeyPlace
 from rollweave.errors import ConfigError, RunFolderError
@@ -39,13 +39,8 @@ def load_file(path: Path, kind: type[SectionKind], overrides: Sequence[str] = ()
     return parse_text(_read(path), str(path), path.absolute().parent, kind, overrides)
 
 
-def parse_job(text: str, name: str, base: Path, overrides: Sequence[str] = ()) -> Job:
-    """Read a job from YAML text. Messages call the text `name`; relative file names start from `base`."""
-    return parse_text(text, name, base, Job, overrides)
-
-
 def parse_text(text: str, name: str, base: Path, kind: type[SectionKind], overrides: Sequence[str] = ()) -> SectionKind:
-    """Read YAML text as `load_file` reads a file."""
+    """Read YAML text as a file. Messages call the text `name`; relative file names start from `base`."""
     document = parse(text, name)
     if not isinstance(document.data, dict):
         raise ConfigError(
@@ -61,12 +56,15 @@ def check_document(
     whole = KeyPlace((), kind)
     document.data = _expanded(document, whole, document.data)
     changes = [parse_override(text) for text in overrides]
-    files = {key: document.data.get(key) for key in kind.from_files}
-    files |= {change.keys[0]: change.value.data for change in changes if _names_file(change, kind)}
-    for key, file in files.items():
-        if isinstance(file, str):
-            _include(document, key, base / Path(file).expanduser())
-    apply_overrides(document, [change for change in changes if not _names_file(change, kind)], kind)
+    replaced = [change for change in changes if len(change.keys) == 1 and change.keys[0] in kind.from_files]
+    apply_overrides(document, replaced, kind)
+    for key in kind.from_files:
+        if isinstance(file := document.data.get(key), str):
+            path = base / Path(file).expanduser()
+            section = parse(_read(path), str(path))
+            document.data[key] = section.data
+            document.graft((key,), section)
+    apply_overrides(document, [change for change in changes if change not in replaced], kind)
     document.data = _expanded(document, whole, document.data)
     try:
         return kind.model_validate_json(json.dumps(document.data), context={"base": base})
@@ -87,16 +85,6 @@ def _expanded(document: Document, place: KeyPlace, data: Any) -> Any:
         return data
     place = schema.chosen(place, data)
     return {key: _expanded(document, schema.child(place, key), value) for key, value in data.items()}
-
-
-def _names_file(change: Override, kind: type[Section]) -> bool:
-    return len(change.keys) == 1 and change.keys[0] in kind.from_files and isinstance(change.value.data, str)
-
-
-def _include(document: Document, key: str, file: Path) -> None:
-    section = parse(_read(file), str(file))
-    document.data[key] = section.data
-    document.graft((key,), section)
 
 
 def dump_job(job: Job) -> str:

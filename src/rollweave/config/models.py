@@ -59,18 +59,15 @@ class ModelSpec(NamedSection):
         return self.params - in_experts * unread
 
 
-def catalogue_name(name: str) -> str:
-    """The name in the catalogue of a model that is named as in a job file: Qwen/Qwen3-8B, smollm2."""
-    return "smollm2-135m" if name == "smollm2" else name.rpartition("/")[2].lower()
-
-
 MODELS = Catalogue(ModelSpec, Path(__file__).with_name("models.yaml"))
 
 
 def find_model(name: str, own: Iterable[ModelSpec], key: str = "model") -> ModelSpec:
-    """The model that a key of a file names: one of the file's own, or of the catalogue."""
+    """The model that a key of a file names: one of the file's own, or of the catalogue. A model of the catalogue may be
+    named as in a job file, too (Qwen/Qwen3-8B, smollm2)."""
     known = MODELS.with_own(own)
-    found = known.get(name) or known.get(catalogue_name(name))
+    in_catalogue = "smollm2-135m" if name == "smollm2" else name.rpartition("/")[2].lower()
+    found = known.get(name) or known.get(in_catalogue)
     if found is None:
         raise ValueError(f"{key} {name!r} is not in the catalogue: add it to `models`{nearest(name, known)}")
     return found

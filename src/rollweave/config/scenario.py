@@ -125,16 +125,11 @@ class Scenario(Section):
         return find_model(name or self.model, self.models)
 
     @property
-    def environments(self) -> int:
-        """The number of episodes that run at once."""
-        rollout = self.rollout
-        batch = rollout.groups_per_step * rollout.group_size
-        return rollout.environments or int(batch * (1 + self.pipeline.alpha))
-
-    @property
     def control(self) -> ControlConfig:
         """The part that drives the control plane, which is the same as a job's."""
-        rollout = RolloutConfig.model_validate({**self.rollout.model_dump(), "environments": self.environments})
+        admitted = int(self.rollout.groups_per_step * self.rollout.group_size * (1 + self.pipeline.alpha))
+        environments = self.rollout.environments or admitted
+        rollout = RolloutConfig.model_validate({**self.rollout.model_dump(), "environments": environments})
         return ControlConfig(
             name=self.name,
             seed=self.seed,

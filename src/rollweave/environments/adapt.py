@@ -107,9 +107,12 @@ class Adapted:
                 raise self._wrong("step", value, fix)
         if not isinstance(result.info, Mapping):
             raise self._wrong("step", result.info, "info must be a dict", "info ")
+        if (reward := as_number(result.reward)) is None:
+            fix = "the reward must be a finite number; raise an exception if the environment is broken"
+            raise self._wrong("step", result.reward, fix, "the reward ")
         return StepResult(
             self._observation("step", result.observation),
-            self._reward(result.reward),
+            reward,
             self._flag("done", result.done),
             self._flag("truncated", result.truncated),
             dict(result.info),
@@ -124,13 +127,6 @@ class Adapted:
             raise self._wrong(method, value, "half of a surrogate pair is not text: decode it with errors='replace'")
         fix = 'an observation is a string or a list of {"role": ..., "content": ...}'
         raise self._wrong(method, value, f"{fix}, not {type(value).__name__}")
-
-    def _reward(self, value: Any) -> float:
-        number = as_number(value)
-        if number is None:
-            fix = "the reward must be a finite number; raise an exception if the environment is broken"
-            raise self._wrong("step", value, fix, "the reward ")
-        return number
 
     def _flag(self, name: str, value: Any) -> bool:
         if isinstance(value, bool | int) or type(value).__name__ in ("bool_", "bool"):  # numpy's are not bool

@@ -96,16 +96,12 @@ class FrozenLake:
         ending = "You reached the goal." if reward else "You fell into a hole."
         return StepResult(ending, float(reward), done=True)
 
-    async def close(self) -> None:
-        pass  # gymnasium only holds something after rendering
-
     def scripted_action(self, rng: random.Random) -> str:
         """Choose a move that stays inside the lake."""
         return rng.choice([letter for letter in MOVES if _inside(self.grid, _next_to(self._place(), letter))])
 
     def _place(self) -> Square:
-        row, column = divmod(int(self.env.s), self.size)
-        return row, column
+        return divmod(int(self.env.s), self.size)
 
     def _screen(self, with_map: bool) -> str:
         around = look_around(self.grid, self._place(), self.tracks)
