@@ -115,7 +115,7 @@ def test_a_timeline_of_recorded_events() -> None:
     [
         (SMALL + "rolout: {}\n", CLUSTER, r"simulation\.yaml:6: rolout: no such key; did you mean rollout"),
         (SMALL, CLUSTER.replace("role: train", "role: trane"), r"cluster\.yaml:4: cluster\.pools\[1\]\.role"),
-        (SMALL, CLUSTER.replace("H800", "H801"), "no device class H801"),
+        (SMALL, CLUSTER.replace("H800", "H801"), "no device class 'H801'; did you mean 'H800'"),
         (
             SMALL,
             CLUSTER.replace("count: 4, role: rollout", "count: 4, role: rollout, tensor_parallel: 3"),

@@ -216,6 +216,9 @@ class _Measured:
     """Length, sampled tokens, oldest version: asked for again and again once the episode has ended, and counting them
     anew each time was a seventh of the control plane's work. None: not known."""
 
+    def _note_sizes(self, sizes: tuple[int, int, int] | None) -> None:
+        self._sizes = sizes
+
 
 @dataclass(slots=True)
 class Trajectory(_Measured):
@@ -235,12 +238,12 @@ class Trajectory(_Measured):
     info: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._sizes = None
+        self._note_sizes(None)
 
     def observe(self, tokens: TokenIds) -> None:
         """Append the tokens of an observation and open a turn."""
         self.turns.append(Turn(Span(tokens)))
-        self._sizes = None
+        self._note_sizes(None)
 
     def answer(self, spans: list[Span], text: str, finish: str) -> None:
         """Append what the engine sampled for the open turn."""
@@ -248,7 +251,7 @@ class Trajectory(_Measured):
         turn.answer.extend(spans)
         turn.text = text
         turn.finish = finish
-        self._sizes = None
+        self._note_sizes(None)
 
     def spans(self) -> Iterator[Span]:
         for turn in self.turns:
@@ -281,7 +284,8 @@ class Trajectory(_Measured):
         answers = [span for turn in self.turns for span in turn.answer if span.version is not None]
         sampled = sum(len(span.tokens) for span in answers)
         oldest = min((span.version for span in answers if span.version is not None), default=self.admitted_version)
-        self._sizes = sizes = (given + sampled, sampled, oldest)
+        sizes = (given + sampled, sampled, oldest)
+        self._note_sizes(sizes)
         return sizes
 
 

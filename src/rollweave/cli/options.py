@@ -12,7 +12,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY.SUB=VALUE", help="Keys to change, e.g. training.steps=50."),
 ]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to write it.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write it to this file instead.")]
 RunFolderArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="The run folder; the run may still be running, or have ended.")
 ]

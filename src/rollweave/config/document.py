@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -32,12 +32,20 @@ _PLAIN_VALUES = {
 }
 
 
+_RESOLVERS: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+"""PyYAML's table: for each first character, the (tag, pattern) pairs to try in order."""
+for _name, (_pattern, _first_characters) in _PLAIN_VALUES.items():
+    for _character in _first_characters:
+        _RESOLVERS.setdefault(_character, []).append((_TAG + _name, re.compile(f"^(?:{_pattern})$")))
+
+
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # none of PyYAML's own
+    yaml_implicit_resolvers = _RESOLVERS
 
 
 class _Dumper(yaml.SafeDumper):
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    # The same table, so that text which looks like a value (`1e-4`) is quoted and comes back as text.
+    yaml_implicit_resolvers = _RESOLVERS
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -49,10 +57,6 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
-for _name, (_pattern, _first_characters) in _PLAIN_VALUES.items():
-    # Also for the dumper, so that text which looks like a value (`1e-4`) is quoted and comes back as text.
-    for _side in (_Loader, _Dumper):
-        _side.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), list(_first_characters))
 
 
 @dataclass(slots=True)

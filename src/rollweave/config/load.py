@@ -122,12 +122,9 @@ def outline(job: Job) -> str:
 
 def model_in_words(model: ModelConfig) -> str:
     """The name of the model, or of its folder."""
-    match model:
-        case HubModel(name=name):
-            return name
-        case LocalModel(path=path):
-            return Path(path).name
-    return model.type
+    if isinstance(model, HubModel):
+        return model.name
+    return Path(model.path).name if isinstance(model, LocalModel) else model.type
 
 
 def loss_in_words(job: Job) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, model_validator
 
 from rollweave.config.base import FileName, NonNegative, Section, Share
+from rollweave.config.catalogue import NamedSection
 
 
 class Constant(Section):
@@ -85,7 +86,7 @@ def constant(value: float) -> Constant:
 NOTHING = constant(0.0)
 
 
-class TaskModel(Section):
+class TaskModel(NamedSection):
     """One kind of episode."""
 
     name: str = "task"

@@ -114,20 +114,15 @@ class Child(asyncio.Protocol):
 
 
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     return subprocess.Popen(
         [sys.executable, "-m", "rollweave.environments.worker", str(descriptor)],
         stdin=subprocess.DEVNULL,
         stdout=2,  # what user code prints must not mix with what this program prints
         pass_fds=[descriptor],
-        env=_environment(),
+        env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path},  # one thread for numeric libraries
         start_new_session=True,  # so that it is killed as a group, with all processes that it started
     )
-
-
-def _environment() -> dict[str, str]:
-    """The environment variables of the process: the same import path, and one thread for numeric libraries."""
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
 
 
 def _describe_end(process: subprocess.Popen[bytes]) -> str:
