@@ -129,7 +129,7 @@ def test_a_run_that_never_gets_there_is_counted_as_such() -> None:
 def test_every_variant_of_the_learning_bench_is_a_valid_job() -> None:
     chosen = variants([*LOSSES, WRONG], [1, 4])
     jobs = [variant.job() for variant in chosen]
-    assert [job.alpha for job in jobs] == [variant.alpha for variant in chosen]
+    assert [job.pipeline.alpha for job in jobs] == [variant.alpha for variant in chosen]
     assert [job.training.ignores_staleness for job in jobs] == [variant.loss == WRONG for variant in chosen]
     assert all(job.training.minibatches == 1 for job in jobs), "else the losses differ on fresh data too"
 

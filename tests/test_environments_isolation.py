@@ -23,7 +23,7 @@ from rollweave.config.control import Deadlines, RolloutConfig
 from rollweave.engines.protocol import Sampling
 from rollweave.environments.isolation import EnvironmentPool, IsolatedEnvironment
 from rollweave.environments.protocol import StepResult
-from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
+from rollweave.environments.registry import EnvironmentFactory, maker
 from rollweave.errors import ConfigError, EnvironmentFailed
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
@@ -32,7 +32,7 @@ from rollweave.rollout.manager import Stage
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome
 
-FACTORY = EnvironmentFactory({world.__name__: ObjectMaker(world) for world in (Counter, Forgetful, Liar, Slow)})
+FACTORY = EnvironmentFactory({world.__name__: maker(world) for world in (Counter, Forgetful, Liar, Slow)})
 
 
 def task(world: type = Counter) -> Task:
@@ -240,11 +240,11 @@ HOST = """
 import asyncio, sys
 from isolation_worlds import Counter
 from rollweave.environments.isolation import EnvironmentPool
-from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
+from rollweave.environments.registry import EnvironmentFactory, maker
 from rollweave.tasks import Task
 
 async def main():
-    pool = EnvironmentPool(EnvironmentFactory({"Counter": ObjectMaker(Counter)}), 1)
+    pool = EnvironmentPool(EnvironmentFactory({"Counter": maker(Counter)}), 1)
     idle, hung = (pool(Task("t", "Counter", 0)) for _ in range(2))
     await idle.reset(1, {})
     await hung.reset(1, {})
@@ -321,7 +321,7 @@ def test_one_hung_environment_among_64_costs_its_own_slot_and_nothing_else() -> 
     reports: list[Report] = []
 
     async def main(clock: Clock) -> EnvironmentPool:
-        pool = EnvironmentPool(EnvironmentFactory({"HangsForOne": ObjectMaker(HangsForOne)}), 1)
+        pool = EnvironmentPool(EnvironmentFactory({"HangsForOne": maker(HangsForOne)}), 1)
         stage = Stage(
             clock=clock,
             proxy=proxy_of([SimulatedEngine(clock, constant(0.001), lambda rng: 2)]),

@@ -120,7 +120,9 @@ def test_a_budget_that_buys_nothing_is_refused() -> None:
     [
         ({"offers": [{"device": "H801", "count": 4}]}, "no device class 'H801'.*H800"),
         ({"model": "qwen3-9b"}, "model 'qwen3-9b' is not in the catalogue.*qwen3-8b"),
+        ({"judge": {"model": "qwen3-9b"}}, "judge.model 'qwen3-9b' is not in the catalogue.*qwen3-8b"),
         ({"offers": [{"device": "H20"}]}, "how many H20.*budget"),
+        ({"offers": [{"device": "H20", "price": 0}], "budget": 5}, "H20 costs nothing, so no budget limits it"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_fix(change: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def _engines(
             clock,
             world.token_seconds,
             world.answer_tokens,
-            in_flight=control.in_flight,
+            in_flight=control.pipeline.in_flight,
             sync=world.sync,
             number=len(engines),
             witness=witness,

@@ -81,7 +81,7 @@ def selftest(job: Job) -> SelfTest:
     ended = check_run(failure, len(steps), small.training.steps)
     if not steps:
         return SelfTest(versions, steps, [ended])
-    judged = [check_weights(versions), check_gap(steps), check_ratio(steps), check_staleness(steps, job.alpha)]
+    judged = [check_weights(versions), check_gap(steps), check_ratio(steps), check_staleness(steps, job.pipeline.alpha)]
     return SelfTest(versions, steps, [ended, *judged])
 
 

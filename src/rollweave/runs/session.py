@@ -183,7 +183,7 @@ class Session:
     def _header(self) -> Header:
         runtime = self.job.runtime
         where = runtime.type if isinstance(runtime, InlineRuntime) else f"{runtime.type} ({runtime.placement})"
-        alpha = self.job.alpha if self.job.pipeline.type == "rollart" else None
+        alpha = self.job.pipeline.alpha if self.job.pipeline.type == "rollart" else None
         model = model_in_words(self.job.model)
         return Header(self.job.name, self.job.pipeline.type, where, model, self.job.training.steps, alpha)
 

@@ -73,7 +73,7 @@ class SimulationMeter:
         seconds = [_number(row, "time/step") for row in rows]
         batches = self._tokens[scenario.warmup :]
         time, tokens = sum(seconds), sum(batches)
-        period = steps_of_a_period(scenario.alpha)
+        period = steps_of_a_period(scenario.pipeline.alpha)
         pools = tuple(self._pool_use(pool, end) for pool in scenario.cluster.pools)
         per_step = time / len(rows)
         dollars = sum(pool.dollars_per_hour for pool in pools) * per_step / 3600
@@ -82,7 +82,7 @@ class SimulationMeter:
             name=scenario.name,
             seed=scenario.seed,
             pipeline=scenario.pipeline.type,
-            alpha=scenario.alpha,
+            alpha=scenario.pipeline.alpha,
             devices=sum(pool.count for pool in scenario.cluster.pools),
             steps=len(self._rows),
             seconds=end.time,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rollweave.config.job import Job
 from rollweave.config.scenario import Scenario
-from rollweave.config.workload import Distribution, TaskModel, normal
+from rollweave.config.workload import Distribution, Normal, TaskModel
 from rollweave.environments.latency import latencies
 from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.simulate import scenario, simulate
@@ -63,7 +63,8 @@ def predict(job: Job, profile: Scenario) -> Prediction:
 
 def as_scenario(job: Job, profile: Scenario) -> Scenario:
     """The profile with another job in its place."""
-    waits = {name: normal(each.mean, each.std) for name, each in latencies(job.environment).items()}
+    late = latencies(job.environment)
+    waits = {name: Normal(type="normal", mean=each.mean, std=each.std) for name, each in late.items()}
     data = profile.model_dump(mode="json") | {
         "name": job.name,
         "seed": job.seed,

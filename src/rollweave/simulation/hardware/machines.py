@@ -118,7 +118,7 @@ class Machines:
                 self._clock,
                 costs,
                 self._scripts.answer,
-                in_flight=self._control.in_flight,
+                in_flight=self._control.pipeline.in_flight,
                 number=number,
                 weights=self._weights,
                 prefix_cache=self._scenario.prefix_cache,
