@@ -209,11 +209,11 @@ class RayEngineClient:
         self._worker.tell("serve", self._client, orders)
 
 
+@dataclass(frozen=True, slots=True)
 class RayEngineControl:
     """An engine in another process, as the driver sees it."""
 
-    def __init__(self, worker: WorkerHandle) -> None:
-        self._worker = worker
+    worker: WorkerHandle
 
     async def suspend(self) -> None:
         await self._call("suspend")
@@ -234,7 +234,7 @@ class RayEngineControl:
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            return await self._worker.call("control", method, *arguments)
+            return await self.worker.call("control", method, *arguments)
         except WorkerDied as death:
             raise EngineGone(str(death)) from death
 
