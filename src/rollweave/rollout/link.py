@@ -73,7 +73,9 @@ class Endpoint(Generic[Out, In]):
         for id, message in packet.messages.items():
             self._next.confirmed.append(id)
             if id not in self._heard:
-                self._remember(id)
+                self._heard[id] = None
+                if len(self._heard) > REMEMBERED:
+                    self._heard.popitem(last=False)
                 self._hear(message)
         if packet.messages:
             self._schedule_flush()
@@ -88,11 +90,6 @@ class Endpoint(Generic[Out, In]):
         self._next.messages.clear()
         if self._retry is not None:
             self._retry.cancel()
-
-    def _remember(self, id: str) -> None:
-        self._heard[id] = None
-        if len(self._heard) > REMEMBERED:
-            self._heard.popitem(last=False)
 
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
