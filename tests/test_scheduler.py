@@ -15,6 +15,7 @@ from rollweave.errors import EnvironmentFailed
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.groups import RolloutSettings
+from rollweave.rollout.ledger import LedgerError
 from rollweave.rollout.link import Cancel, HostLink, Lease, Packet, Report
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.scoring import HostBackend, Scoring
@@ -163,6 +164,18 @@ def test_a_member_that_waits_to_be_tried_again_is_not_played_twice_when_its_grou
         assert "0.0.1" in world.hands.leases and "0.0.2" not in world.hands.leases
 
     play(script, alpha=1, policy="requeue", retry_backoff=60.0)
+
+
+def test_a_retry_that_goes_wrong_ends_the_run_and_is_not_lost_in_its_timer() -> None:
+    async def script(world: World) -> None:
+        world.scheduler.advance(0)
+        await world.tick()
+        world.scheduler.ledger.issue("0.0.1")  # so that the retry finds its id taken
+        world.hands.report("0.0.0", Outcome.ENV_FAILED)
+        with pytest.raises(LedgerError, match=r"0\.0\.1 was issued twice"):
+            await world.train(0)
+
+    play(script)
 
 
 def test_drop_ends_a_stale_task_and_starts_another() -> None:
