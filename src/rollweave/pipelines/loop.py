@@ -1,4 +1,4 @@
-"""Loop: what a pipeline drives, and the few things all pipelines do between two steps."""
+"""Loop: the parts that a pipeline drives, and what all pipelines do between two steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollweave.trajectory import Batch
 
 @dataclass(slots=True)
 class Loop:
-    """Four parts, three helpers, one state."""
+    """The scheduler, the trainer and what runs around them. `assemble` makes it, a pipeline drives it."""
 
     scheduler: RolloutScheduler
     trainer: Trainer

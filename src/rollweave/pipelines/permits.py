@@ -1,4 +1,4 @@
-"""Permits: leave to use a pool for one phase, for jobs that share pools with others.
+"""Permits: the right to use a pool for one phase, for jobs that share pools with others.
 
 A pipeline asks before each phase. Under the daemon (`rollweave submit`) the daemon says when: asking for the next
 permit hands the last one back, so that a job never computes without one. While a job waits, all that it needs stays
@@ -131,7 +131,7 @@ class PermitGate:
 
     @asynccontextmanager
     async def making_room(self, step: int) -> AsyncIterator[None]:
-        """Around the wait for a batch. What is left of it when most is there makes room for other jobs that wait,
+        """Around the wait for a batch. Its last episodes move together, so that another job can use the other nodes,
         unless the engines are to evaluate afterwards."""
         if self.tail is None or self.evaluation.due(step):
             yield

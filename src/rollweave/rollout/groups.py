@@ -97,6 +97,7 @@ class Leasing:
     """Attempts that were cancelled, until they are reported: what they end as."""
 
     def issue(self, group: RunningGroup, members: Iterable[int], first: bool = False) -> None:
+        """Lease these members; `first`: ahead of the leases that wait for a slot."""
         leases = [self._lease(group, member) for member in members]
         for party in [[lease] for lease in leases] if self.plan.rollout.prompt_replication else [leases]:
             self.dispatcher.submit(party, self.on_report, first)
