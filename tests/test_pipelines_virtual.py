@@ -7,8 +7,10 @@ failing environments and rewards, dying engines and hosts, lost and doubled mess
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -22,7 +24,10 @@ from tests.world.world import SimulatedRun, World
 
 from rollweave.config.job import Job
 from rollweave.errors import EnvironmentFailed
-from rollweave.pipelines.checkpoints import DriverState
+from rollweave.observability.events import MemoryRecorder
+from rollweave.pipelines.assemble import Drive
+from rollweave.pipelines.checkpoints import DriverState, RunState
+from rollweave.pipelines.loop import Loop
 from rollweave.rollout.ledger import LedgerError
 from rollweave.rollout.scheduler import RolloutScheduler
 from virtual_oracles import check_everything, check_resumed, data, joined, trained
@@ -217,6 +222,20 @@ def test_an_error_while_a_report_is_booked_ends_the_run_as_itself(monkeypatch: p
     with pytest.raises(ExceptionGroup) as caught:
         run(make_job(rollart(1)), World())
     assert caught.group_contains(LedgerError, match="do not balance")
+
+
+def test_a_run_that_fails_leaves_its_cause_in_the_log() -> None:
+    async def fails(loop: Loop, first: int, last: int) -> None:
+        raise EnvironmentFailed("as told")
+
+    async def nothing() -> None:
+        pass
+
+    recorder, parts = MemoryRecorder(), SimpleNamespace(close=lambda: None, welcome=nothing, rescue=nothing)
+    loop = SimpleNamespace(state=RunState(), scheduler=parts, weights=parts, checkpoints=parts)
+    with pytest.raises(ExceptionGroup):
+        asyncio.run(Drive(fails, 1, cast(Loop, loop), None, recorder).run())
+    assert [event.data for event in recorder.named("run.failed")] == [{"error": "as told"}]
 
 
 def test_weights_travel_beside_training() -> None:

@@ -412,9 +412,8 @@ def test_an_error_that_is_no_death_ends_the_run_as_it_is() -> None:
         stage = Stagehands(clock)
         async with stage.at_work():
             keeper = EngineKeeper(stage.crew, lambda: cast(WorkerHandle, BrokenEngine()))
-            with pytest.raises(ExceptionGroup) as raised:
+            with pytest.raises(KeyError, match="a bug"):
                 await keeper.run()
-            assert raised.group_contains(KeyError, match="a bug")
 
     on_virtual_clock(main)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,18 @@ def test_what_a_plain_function_raises_in_its_thread_is_told_as_ever(folder: Path
         )
 
     with pytest.raises(RewardFailed, match=r"mine.py:raises raised for t/0: KeyError: 'missing' \(.*mine.py:15\)"):
+        run_wall(main)
+
+
+@pytest.mark.parametrize("error", [StopIteration, CancelledError])
+def test_what_a_future_or_a_task_would_take_for_its_own_is_a_failed_reward(error: type[Exception]) -> None:
+    def score(trajectory: Trajectory) -> float:
+        raise error
+
+    async def main(clock: Clock) -> None:
+        await NamedReward("mine", score, 1.0, "mine.py:score")(trajectory("a"), call_in_thread)
+
+    with pytest.raises(RewardFailed, match=r"mine\.py:score raised for t/0"):
         run_wall(main)
 
 

@@ -15,6 +15,7 @@ from rollweave.errors import EnvironmentFailed
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.groups import RolloutSettings
+from rollweave.rollout.ledger import LedgerError
 from rollweave.rollout.link import Cancel, HostLink, Lease, Packet, Report
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.scoring import HostBackend, Scoring
@@ -165,6 +166,18 @@ def test_a_member_that_waits_to_be_tried_again_is_not_played_twice_when_its_grou
     play(script, alpha=1, policy="requeue", retry_backoff=60.0)
 
 
+def test_a_retry_that_goes_wrong_ends_the_run_and_is_not_lost_in_its_timer() -> None:
+    async def script(world: World) -> None:
+        world.scheduler.advance(0)
+        await world.tick()
+        world.scheduler.ledger.issue("0.0.1")  # so that the retry finds its id taken
+        world.hands.report("0.0.0", Outcome.ENV_FAILED)
+        with pytest.raises(LedgerError, match=r"0\.0\.1 was issued twice"):
+            await world.train(0)
+
+    play(script)
+
+
 def test_drop_ends_a_stale_task_and_starts_another() -> None:
     async def script(world: World) -> None:
         for step in range(2):
@@ -178,7 +191,7 @@ def test_drop_ends_a_stale_task_and_starts_another() -> None:
         assert world.tally("tasks")["dropped-stale"] == 1
         assert set(world.hands.cancelled) == {"0.0.0", "0.1.0"}
         assert world.groups_out()[0] == 0, "until the host has let go"
-        assert world.scheduler.running == 1, "another has taken its place"
+        assert len(world.scheduler.running) == 1, "another has taken its place"
 
     play(script, alpha=1, policy="drop")
 
@@ -283,7 +296,7 @@ def test_over_issue_fills_idle_environments_only() -> None:
                 world.hands.finish_group(group, reward=1.0)
         await world.tick()
         assert len(world.hands.leases) == 10
-        assert world.dispatcher.queued == 0
+        assert not world.dispatcher._queue
 
     play(script, capacity=10, filter="zero_variance")
 

@@ -19,7 +19,7 @@ from rollweave.config.job import Job
 from rollweave.errors import RewardFailed
 from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.checkpoints import DriverState
-from rollweave.rewards.dispatch import RewardCall, Scored
+from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.scoring import Scoring
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome, Trajectory
@@ -229,17 +229,17 @@ class Told:
     """A reward back end that answers when and as often as the test says."""
 
     def __init__(self) -> None:
-        self.calls: dict[str, tuple[RewardCall, Callable[[Scored], None]]] = {}
+        self.calls: dict[str, Callable[[Scored], None]] = {}
         self.given_up: list[str] = []
 
-    def call(self, call: RewardCall, done: Callable[[Scored], None]) -> None:
-        self.calls[call.attempt] = (call, done)
+    def call(self, trajectory: Trajectory, holder: int | None, done: Callable[[Scored], None]) -> None:
+        self.calls[trajectory.id] = done
 
     def give_up(self, attempt: str) -> None:
         self.given_up.append(attempt)
 
     def answer(self, attempt: str, **answer: Any) -> None:
-        self.calls[attempt][1](Scored(attempt, **answer))
+        self.calls[attempt](Scored(attempt, **answer))
 
 
 def scoring() -> tuple[Scoring, Told, list[tuple[str, float, bool]], MemoryRecorder]:

@@ -286,7 +286,7 @@ def test_a_job_among_others_ends_whichever_engines_come_and_go_and_none_stands_s
     among, _ = shared(world, seed)
     result = run(job, among)
     check_everything(job, among, result)
-    living = result.loop.weights._fleet.living()
+    living = result.loop.weights.fleet.living()
     assert not [entry.id for entry in living if cast(SimulatedEngine, entry.control)._suspensions], "all go on"
 
 

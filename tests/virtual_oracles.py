@@ -134,7 +134,7 @@ def nobody_is_left_behind(job: Job, run: SimulatedRun) -> None:
     for event in run.recorder.named("task.end"):
         del versions[int(event.data["group"])]  # type: ignore[arg-type]
     scheduler = run.loop.scheduler
-    assert set(versions) == set(scheduler.buffer.groups) | set(scheduler._running), "a task was forgotten"
+    assert set(versions) == set(scheduler.buffer.groups) | set(scheduler.running), "a task was forgotten"
     oldest = oldest_tokens(run)
     for group in scheduler.buffer.groups.values():  # a turn that was begun again is younger than its group
         versions[group.id] = min(oldest[member.id] for member in group.members)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from rollweave.fleet.fleet import Fleet
@@ -11,22 +12,22 @@ from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
 
 
+@dataclass(frozen=True, slots=True)
 class TakingTurns:
     """A trainer during whose steps the engines stand still."""
 
-    def __init__(self, trainer: Trainer, fleet: Fleet) -> None:
-        self._trainer = trainer
-        self._fleet = fleet
+    trainer: Trainer
+    fleet: Fleet
 
     async def train_step(self, batch: Batch) -> Metrics:
-        async with self._fleet.standing():
-            return await self._trainer.train_step(batch)
+        async with self.fleet.standing():
+            return await self.trainer.train_step(batch)
 
     async def publish(self, version: int) -> Fingerprint:
-        return await self._trainer.publish(version)
+        return await self.trainer.publish(version)
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
-        await self._trainer.save(folder, driver)
+        await self.trainer.save(folder, driver)
 
     async def load(self, folder: Path) -> None:
-        await self._trainer.load(folder)
+        await self.trainer.load(folder)

@@ -18,13 +18,12 @@ import asyncio
 import heapq
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from rollweave.engines.protocol import EngineControl, EngineStats
 from rollweave.errors import EngineGone
-from rollweave.observability.events import Emitter
-from rollweave.observability.jsonl import Json
+from rollweave.observability.events import Emitter, Recorder
 
 EngineId = str
 """`h20-3/1`: pool, number in it, and life. The successor of an engine that died has another id."""
@@ -214,16 +213,14 @@ class Fleet:
         self.revision = 0
         self.version = 0
         """What the engines generate with; written by WeightSync alone."""
-        self.catching_up = False
-        """Whether an engine that joins has to catch up first. Before there is a WeightSync, it serves at once."""
-        self.newcomers: asyncio.Queue[EngineId] = asyncio.Queue()
-        """Engines that have joined and not caught up."""
+        self.on_join: Callable[[EngineEntry], None] = lambda entry: self._change(entry, "serving")
+        """An engine that joins serves at once, unless there is a WeightSync: that lets it catch up first."""
         self.on_change: list[Callable[[EngineEntry], None]] = []
         self.moves = 0
         """Trajectories that changed their engine, since the start."""
         self.name_wait: Callable[[str], AbstractContextManager[object]] = lambda what: nullcontext()
-        """Gives a wait for an engine its name and its deadline. Set by WeightSync, as `catching_up` is."""
-        self._recorder: Emitter | None = None
+        """Gives a wait for an engine its name and its deadline. Set by WeightSync, as `on_join` is."""
+        self._recorder: Emitter = Recorder(lambda: 0.0)
         self._view = FleetView()
         self._places: dict[str, tuple[EngineId, EngineId | None]] = {}
         """Attempt -> the engine that it was leased with or has moved to, and the one that computes its contexts."""
@@ -235,7 +232,7 @@ class Fleet:
         """From now on changes are events; first the engines that are there."""
         self._recorder = recorder
         for entry in self.living():
-            recorder.emit("engine.join", engine=entry.id, pool=entry.pool, device=entry.device, tasks=list(entry.tasks))
+            self._tell_joined(entry)
 
     # ------------------------------------------------------------------------------------------- joining and leaving
 
@@ -243,28 +240,26 @@ class Fleet:
         """A new engine. It is asked nothing before it has caught up with the weights of the others."""
         assert entry.id not in self.entries, f"two engines are called {entry.id}"
         self.entries[entry.id] = entry
-        self._tell("engine.join", engine=entry.id, pool=entry.pool, device=entry.device, tasks=list(entry.tasks))
-        if self.catching_up:
-            self.newcomers.put_nowait(entry.id)
-        else:
-            self._change(entry, "serving")
+        self._tell_joined(entry)
+        self.on_join(entry)
+
+    def _tell_joined(self, entry: EngineEntry) -> None:
+        tasks = list(entry.tasks)
+        self._recorder.emit("engine.join", engine=entry.id, pool=entry.pool, device=entry.device, tasks=tasks)
 
     def serve(self, entry: EngineEntry) -> None:
         """It holds the weights of the others, and stands still if they do."""
         assert entry.version == self.version, f"{entry.id} has version {entry.version}, the fleet {self.version}"
-        self._tell("engine.serve", engine=entry.id, version=entry.version)
+        self._recorder.emit("engine.serve", engine=entry.id, version=entry.version)
         self._change(entry, "serving")
 
     def use(self, ids: Collection[EngineId]) -> None:
         """From now on trajectories go to these engines only; what the others hold moves."""
-        drained = [e for e in self.living() if e.state == "serving" and e.id not in ids]
-        reopened = [e for e in self.living() if e.state == "draining" and e.id in ids]
-        for entry in drained:
-            entry.state = "draining"
-        for entry in reopened:
-            entry.state = "serving"
-        if changed := drained + reopened:
-            self._tell("fleet.use", engines=list(ids))
+        changed = [entry for entry in self.living() if (entry.state == "serving") != (entry.id in ids)]
+        for entry in changed:
+            entry.state = "serving" if entry.id in ids else "draining"
+        if changed:
+            self._recorder.emit("fleet.use", engines=list(ids))
             self._change(changed[0], changed[0].state)
 
     def lose(self, id: EngineId, cause: str) -> None:
@@ -277,7 +272,7 @@ class Fleet:
                 self.leave(attempt)
             if id == prefill:
                 self._hold(attempt, engine, None)
-        self._tell("engine.gone", engine=id, cause=cause)
+        self._recorder.emit("engine.gone", engine=id, cause=cause)
         self._change(entry, "gone")
 
     @contextmanager
@@ -293,10 +288,6 @@ class Fleet:
         self.revision += 1
         for hear in self.on_change:
             hear(entry)
-
-    def _tell(self, event: str, **data: Json) -> None:
-        if self._recorder is not None:
-            self._recorder.emit(event, **data)
 
     # ---------------------------------------------------------------------------------------------- who is there
 
@@ -395,12 +386,5 @@ class Fleet:
 
     def last_seen(self) -> FleetStats:
         """What the engines said when they were last asked."""
-        totals = EngineStats()
-        for entry in self.entries.values():
-            totals = _plus(totals, entry.seen)
-        return FleetStats(totals, tuple(entry.seen for entry in self.living()))
-
-
-def _plus(one: EngineStats, other: EngineStats) -> EngineStats:
-    """The second with the counters of both."""
-    return replace(other, **{name: getattr(one, name) + getattr(other, name) for name in COUNTERS})
+        totals = {name: sum(getattr(entry.seen, name) for entry in self.entries.values()) for name in COUNTERS}
+        return FleetStats(EngineStats(**totals), tuple(entry.seen for entry in self.living()))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineClient, Request
@@ -22,15 +23,10 @@ from rollweave.fleet.fleet import EngineId, EngineInfo, FleetUpdate, FleetView
 from rollweave.fleet.router import Route, RouteAsk, choose, surplus, with_prefill
 
 Connect = Callable[[EngineInfo], EngineClient]
-"""How a host reaches an engine."""
+"""How a host reaches an engine. Inline, its address is the engine itself."""
 
 OnRoute = Callable[[str, Route], None]
 """Hears that a trajectory changed its engine."""
-
-
-def in_this_process(engine: EngineInfo) -> EngineClient:
-    client: EngineClient = engine.address
-    return client
 
 
 @dataclass(slots=True)
@@ -51,7 +47,7 @@ class _Guest:
 
 
 class LLMProxy:
-    def __init__(self, clock: Clock, fleet: FleetUpdate, connect: Connect = in_this_process) -> None:
+    def __init__(self, clock: Clock, fleet: FleetUpdate, connect: Connect = attrgetter("address")) -> None:
         self.on_route: OnRoute = lambda attempt, route: None
         self._clock = clock
         self._connect = connect
@@ -86,10 +82,7 @@ class LLMProxy:
                     return Completion(request.id, list(request.begun), "aborted")
             guest.request = request.id
             try:
-                if guest.prefill is None:
-                    completion = await client.generate(request)
-                else:
-                    completion = await self._prefill_and_generate(guest, client, request)
+                completion = await self._generate(guest, client, request)
             except EngineGone:
                 self._flee(guest)
                 continue
@@ -207,10 +200,10 @@ class LLMProxy:
 
     # -------------------------------------------------------------------------------------------- prefill engines
 
-    async def _prefill_and_generate(self, guest: _Guest, client: EngineClient, request: Request) -> Completion:
-        """One engine computes the context and hands its KV cache to the other, which answers."""
-        handed_over = replace(request, decode_on=guest.engine)
+    async def _generate(self, guest: _Guest, client: EngineClient, request: Request) -> Completion:
+        """With a prefill engine, that one computes the context and hands its KV cache to the other, which answers."""
         while guest.prefill is not None:
+            handed_over = replace(request, decode_on=guest.engine)
             if not await self._has_computed(guest.prefill, handed_over):
                 self._change_prefill(guest)
             elif guest.moving or guest.given_up:

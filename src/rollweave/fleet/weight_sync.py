@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rollweave.clock import Clock, DeadlineExceeded, Wait
@@ -29,42 +30,38 @@ from rollweave.weights.store import WeightStoreError
 Transfer = Literal["background", "blocking"]
 
 
+@dataclass(slots=True)
 class WeightSync:
-    def __init__(
-        self,
-        trainer: Trainer,
-        fleet: Fleet,
-        clock: Clock,
-        recorder: Emitter,
-        timeout: float,
-        transfer: Transfer = "background",
-    ) -> None:
-        self._trainer = trainer
-        self._fleet = fleet
-        self._clock = clock
-        self._recorder = recorder
-        self._timeout = timeout
-        self._transfer = transfer
-        fleet.catching_up = True
-        fleet.name_wait = lambda what: clock.wait("fleet", what, timeout)
-        self._pushed: dict[int, Fingerprint] = {}
-        """The versions that engines have or may be given; none: they have what they were made from."""
-        self._swapping = False
-        """Some engines may have the next version already."""
-        self._staged: int | None = None
-        self._offered: int | None = None
-        """The newest version that engines may be given."""
-        self._news = asyncio.Event()
-        """Something was published or committed."""
-        self.sync_seconds = 0.0
-        """Spent on weights since the start: pushing, staging, committing."""
-        self.sync_exposed_seconds = 0.0
-        """The part of it in which the engines stood still."""
+    trainer: Trainer
+    fleet: Fleet
+    clock: Clock
+    recorder: Emitter
+    timeout: float
+    transfer: Transfer = "background"
+    sync_seconds: float = 0.0
+    """Spent on weights since the start: pushing, staging, committing."""
+    sync_exposed_seconds: float = 0.0
+    """The part of it in which the engines stood still."""
+    _pushed: dict[int, Fingerprint] = field(default_factory=dict)
+    """The versions that engines have or may be given; none: they have what they were made from."""
+    _swapping: bool = False
+    """Some engines may have the next version already."""
+    _staged: int | None = None
+    _offered: int | None = None
+    """The newest version that engines may be given."""
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Something was published or committed."""
+    _newcomers: asyncio.Queue[EngineEntry] = field(default_factory=asyncio.Queue)
+    """Engines that have joined and not begun to catch up."""
+
+    def __post_init__(self) -> None:
+        self.fleet.on_join = self._newcomers.put_nowait
+        self.fleet.name_wait = lambda what: self.clock.wait("fleet", what, self.timeout)
 
     @property
     def version(self) -> int:
         """What the engines generate with."""
-        return self._fleet.version
+        return self.fleet.version
 
     @property
     def checksum(self) -> str:
@@ -75,15 +72,14 @@ class WeightSync:
         """The trainer hands over what it has. Engines get it with `stage` and `commit`, which need not be awaited
         before the next train step; what was published before must have arrived."""
         await self._until(
-            lambda: self._offered in (None, self.version),
-            f"the engines to have the version before {version}",
+            lambda: self._offered in (None, self.version), f"the engines to have the version before {version}"
         )
-        if self._transfer == "blocking":
-            async with self._fleet.standing():
-                stood = self._clock.now()
+        if self.transfer == "blocking":
+            async with self.fleet.standing():
+                stood = self.clock.now()
                 await self._push(version)
                 await self.stage(version)
-            self.sync_exposed_seconds += self._clock.now() - stood
+            self.sync_exposed_seconds += self.clock.now() - stood
         else:
             await self._push(version)
         self._offered = version
@@ -91,48 +87,45 @@ class WeightSync:
 
     async def published(self, version: int) -> None:
         """Waits until there is this version to be had; training may take as long as it likes."""
-        await self._until(
-            lambda: version in (self.version, self._offered),
-            f"the trainer to finish version {version}",
-        )
+        await self._until(lambda: version in (self.version, self._offered), f"the trainer to finish version {version}")
 
     async def stage(self, version: int) -> None:
         """Every engine pulls and verifies the version that is published, beside what it generates."""
         if version in (self.version, self._staged):
             return
-        started, pushed = self._clock.now(), self._pushed.get(version)
-        echoed = await asyncio.gather(*(self._prepare(entry, version, pushed) for entry in self._fleet.living()))
-        seconds = self._clock.now() - started
+        started = self.clock.now()
+        echoed = await asyncio.gather(*(self._prepare(entry, self._pushed[version]) for entry in self.fleet.living()))
+        seconds = self.clock.now() - started
         self._staged = version
         self.sync_seconds += seconds
         checksums = [fingerprint.checksum for fingerprint in echoed if fingerprint is not None]
-        self._recorder.emit("weights.stage", version=version, echoed=checksums, seconds=seconds)
+        self.recorder.emit("weights.stage", version=version, echoed=checksums, seconds=seconds)
 
     async def commit(self, version: int) -> None:
         """stage, then suspend → update → resume. What becomes of answers under way is the engines' `in_flight`."""
         if version == self.version:
             return
         await self.stage(version)
-        pushed = self._pushed.get(version)
-        while late := [entry for entry in self._fleet.living() if entry.staged != version]:  # they joined meanwhile
-            await asyncio.gather(*(self._prepare(entry, version, pushed) for entry in late))
-        started = self._clock.now()
+        pushed = self._pushed[version]
+        while late := [entry for entry in self.fleet.living() if entry.staged != version]:  # they joined meanwhile
+            await asyncio.gather(*(self._prepare(entry, pushed) for entry in late))
+        started = self.clock.now()
         self._swapping = True
-        stood = await asyncio.gather(*(self._swap(entry, version, pushed) for entry in self._fleet.living()))
+        stood = await asyncio.gather(*(self._swap(entry, pushed) for entry in self.fleet.living()))
         self._swapping = False
-        seconds, exposed = self._clock.now() - started, max(stood, default=0.0)
-        self._fleet.version = version
+        seconds, exposed = self.clock.now() - started, max(stood, default=0.0)
+        self.fleet.version = version
         self._pushed = {number: pushed for number, pushed in self._pushed.items() if number >= version}
         self.sync_seconds += seconds
         self.sync_exposed_seconds += exposed
-        self._recorder.emit("weights.commit", version=version, seconds=seconds, exposed_seconds=exposed)
+        self.recorder.emit("weights.commit", version=version, seconds=seconds, exposed_seconds=exposed)
         self._news.set()
 
     async def welcome(self) -> None:
         """Let engines that join catch up, each by itself, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                entry = self._fleet.entries[await self._fleet.newcomers.get()]
+                entry = await self._newcomers.get()
                 tasks.create_task(self.catch_up(entry), name=f"{entry.id} catches up")
 
     async def catch_up(self, entry: EngineEntry) -> None:
@@ -143,86 +136,79 @@ class WeightSync:
                 await self._until(lambda: not self._swapping, f"the engines to have their version, for {entry.id}")
                 if entry.version != self.version:
                     await self._give(entry, self.version)
-                await self._fleet.do_as_the_others(entry)
+                await self.fleet.do_as_the_others(entry)
                 if entry.state == "starting" and entry.version == self.version and not self._swapping:
-                    self._fleet.serve(entry)
+                    self.fleet.serve(entry)
         except DeadlineExceeded as late:
-            self._fleet.lose(entry.id, str(late))
+            self.fleet.lose(entry.id, str(late))
 
     async def _give(self, entry: EngineEntry, version: int) -> None:
-        pushed = self._pushed.get(version)  # not to be had any more once the others have the next but one
+        pushed = self._pushed[version]  # not to be had any more once the others have the next but one
         try:
-            await self._prepare(entry, version, pushed)
+            await self._prepare(entry, pushed)
         except WeightStoreError:  # it has dropped this version: the others have a newer one by now, or soon
             if version == self.version and not self._swapping:
                 raise
             return
         if entry.state == "starting":
-            await self._swap(entry, version, pushed)
+            await self._swap(entry, pushed)
 
     async def reached(self, version: int) -> None:
         """Waits until the engines have this version, or a newer one."""
         await self._until(lambda: self.version >= version, f"the engines to have version {version}")
 
     async def _push(self, version: int) -> None:
-        started = self._clock.now()
+        started = self.clock.now()
         with self._wait(f"the trainer to push version {version}"):
-            pushed = self._pushed[version] = await self._trainer.publish(version)
-        seconds = self._clock.now() - started
+            pushed = self._pushed[version] = await self.trainer.publish(version)
+        seconds, buckets = self.clock.now() - started, len(pushed.buckets)
         self.sync_seconds += seconds
-        self._recorder.emit(
-            "weights.publish",
-            version=version,
-            checksum=pushed.checksum,
-            buckets=len(pushed.buckets),
-            seconds=seconds,
+        self.recorder.emit(
+            "weights.publish", version=version, checksum=pushed.checksum, buckets=buckets, seconds=seconds
         )
 
-    async def _prepare(self, entry: EngineEntry, version: int, pushed: Fingerprint | None) -> Fingerprint | None:
+    async def _prepare(self, entry: EngineEntry, pushed: Fingerprint) -> Fingerprint | None:
         """Returns what it has verified; None if it is gone."""
-        with self._fleet.surviving(entry):
-            with self._wait(f"{entry.id} to prepare version {version}"):
-                echoed = await entry.control.prepare(version)
-            self._check_echo(entry, version, pushed, echoed)
-            entry.staged = version
+        with self.fleet.surviving(entry):
+            with self._wait(f"{entry.id} to prepare version {pushed.version}"):
+                echoed = await entry.control.prepare(pushed.version)
+            if difference := pushed.differs(echoed):
+                raise WeightMismatch(
+                    f"{entry.id} staged other weights than the trainer published as version {pushed.version} "
+                    f"({difference}): what passed between them is corrupt, and the run stops before it trains on it"
+                )
+            entry.staged = pushed.version
             return echoed
         return None
 
-    def _check_echo(self, entry: EngineEntry, version: int, pushed: Fingerprint | None, echoed: Fingerprint) -> None:
-        if pushed is not None and (difference := pushed.differs(echoed)):
-            raise WeightMismatch(
-                f"{entry.id} staged other weights than the trainer published as version {version} ({difference}): "
-                "what passed between them is corrupt, and the run stops before it trains on it"
-            )
-
-    async def _swap(self, entry: EngineEntry, version: int, pushed: Fingerprint | None) -> float:
+    async def _swap(self, entry: EngineEntry, pushed: Fingerprint) -> float:
         """Between two steps of one engine, whatever the others do; returns how long it stood still."""
-        control, stood = entry.control, self._clock.now()
-        with self._fleet.surviving(entry):
+        control, stood = entry.control, self.clock.now()
+        with self.fleet.surviving(entry):
             with self._wait(f"{entry.id} to end its step and stand still"):
                 await control.suspend()
-            stood = self._clock.now()
-            with self._wait(f"{entry.id} to commit version {version}"):
-                await control.commit(version)
-                self._check(entry, version, pushed, await control.stats())  # at once while it stands still
+            stood = self.clock.now()
+            with self._wait(f"{entry.id} to commit version {pushed.version}"):
+                await control.commit(pushed.version)
+                _check(entry, pushed, await control.stats())  # at once while it stands still
                 await control.resume()
-            entry.version = version
-        return self._clock.now() - stood
-
-    def _check(self, entry: EngineEntry, version: int, pushed: Fingerprint | None, held: EngineStats) -> None:
-        checksum = pushed.checksum if pushed is not None else ""
-        if (held.version, held.checksum) != (version, checksum):
-            raise WeightMismatch(
-                f"{entry.id} holds version {held.version} ({held.checksum}) where version {version} "
-                f"({checksum}) was committed: the run stops before it trains on answers of unknown weights"
-            )
+            entry.version = pushed.version
+        return self.clock.now() - stood
 
     async def _until(self, true: Callable[[], bool], what: str) -> None:
         """It has no deadline of its own: what it waits for, an update or a train step, has some."""
-        with self._clock.wait("weight sync", what):
+        with self.clock.wait("weight sync", what):
             while not true():
                 self._news.clear()
                 await self._news.wait()
 
     def _wait(self, what: str) -> Wait:
-        return self._clock.wait("weight sync", what, self._timeout)
+        return self.clock.wait("weight sync", what, self.timeout)
+
+
+def _check(entry: EngineEntry, pushed: Fingerprint, held: EngineStats) -> None:
+    if (held.version, held.checksum) != (pushed.version, pushed.checksum):
+        raise WeightMismatch(
+            f"{entry.id} holds version {held.version} ({held.checksum}) where version {pushed.version} "
+            f"({pushed.checksum}) was committed: the run stops before it trains on answers of unknown weights"
+        )

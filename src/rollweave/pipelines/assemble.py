@@ -25,22 +25,22 @@ from rollweave.config.control import (
     SyncPlusPipeline,
 )
 from rollweave.engines.protocol import Sampling
+from rollweave.errors import first_cause
 from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.events import Emitter, Recorder
-from rollweave.pipelines.checkpoints import Checkpoints
+from rollweave.pipelines.checkpoints import Checkpoints, RunState
 from rollweave.pipelines.journal import Journal, OnRow, OnTrajectories
 from rollweave.pipelines.loop import Loop
 from rollweave.pipelines.one_off import one_off
-from rollweave.pipelines.permits import PermitGate, PermitSource
+from rollweave.pipelines.permits import PermitGate, PermitSource, Tail
 from rollweave.pipelines.rollart import rollart
-from rollweave.pipelines.state import RunState
 from rollweave.pipelines.sync import sync
 from rollweave.rewards.dispatch import RewardBackend
 from rollweave.rollout.concurrency import AdaptiveConcurrency
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.evaluation import Evaluator
-from rollweave.rollout.groups import RolloutSettings, StalenessPolicy
+from rollweave.rollout.groups import RolloutSettings
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
@@ -86,49 +86,37 @@ def assemble(
     bound = StalenessBound(control.pipeline.alpha, control.rollout.groups_per_step)
     scheduler = RolloutScheduler(settings, bound, Cursor(source), dispatcher, scoring, clock, recorder)
     journal = Journal(clock, scheduler, fleet, recorder, on_row, on_trajectories)
-    weights = WeightSync(
-        trainer,
-        fleet,
-        clock,
-        recorder,
-        timeout=control.rollout.deadlines.weight_sync,
-        transfer=control.weights.transfer,
-    )
+    timeout = control.rollout.deadlines.weight_sync
+    weights = WeightSync(trainer, fleet, clock, recorder, timeout, control.weights.transfer)
     tasks = source.held_out(control.evaluation.tasks) if control.evaluation.every else []
     evaluation = evaluator(control, tasks, stop_tokens, dispatcher, scoring, clock, recorder)
+    tail = Tail(fleet, fleet.size, permits, scheduler, recorder) if permits is not None and fleet.size > 1 else None
     loop = Loop(
         scheduler,
         trainer,
         weights,
         journal,
-        PermitGate(permits, fleet, scheduler, evaluation, journal, state, recorder),
+        PermitGate(permits, fleet, evaluation, journal, tail),
         evaluation,
         Checkpoints(checkpoints, control.checkpoint, scheduler, trainer, weights, state, recorder),
         state,
     )
-    concurrency = _concurrency(control, fleet, dispatcher, clock, recorder)
+    slots = control.rollout.slots
+    floor = min(slots, max(control.rollout.group_size, slots // 16))
+    adaptive = AdaptiveConcurrency(fleet, dispatcher, clock, recorder, floor, ceiling=slots)
+    concurrency = None if control.rollout.concurrency == "fixed" else adaptive
     return Drive(pipeline(control), control.steps, loop, concurrency, recorder)
 
 
 def _settings(control: ControlConfig, stop_tokens: tuple[int, ...]) -> RolloutSettings:
-    rollout = control.rollout
-    return RolloutSettings(
-        rollout,
-        _sampling(rollout.sampling, stop_tokens),
-        control.seed,
-        policy=_policy(control),
-        max_requeues=control.pipeline.max_requeues if isinstance(control.pipeline, RollArtPipeline) else 0,
-        try_alone=control.try_alone,
-    )
-
-
-def _policy(control: ControlConfig) -> StalenessPolicy:
+    sampling = _sampling(control.rollout.sampling, stop_tokens)
+    settings = RolloutSettings(control.rollout, sampling, control.seed, try_alone=control.try_alone)
     match control.pipeline:
-        case RollArtPipeline(policy=policy):
-            return policy
+        case RollArtPipeline(policy=policy, max_requeues=most):
+            return replace(settings, policy=policy, max_requeues=most)
         case ArealPipeline():
-            return "start_only"
-    return "wait"
+            return replace(settings, policy="start_only")
+    return settings
 
 
 def evaluator(
@@ -144,17 +132,6 @@ def evaluator(
     rollout = control.rollout
     sampling = replace(_sampling(rollout.sampling, stop_tokens), temperature=0.0, top_p=1.0, top_k=0)
     return Evaluator(control.evaluation, rollout, tasks, sampling, dispatcher, scoring, clock, recorder)
-
-
-def _concurrency(
-    control: ControlConfig, fleet: Fleet, dispatcher: Dispatcher, clock: Clock, recorder: Emitter
-) -> AdaptiveConcurrency | None:
-    """In jobs that ask for it."""
-    rollout = control.rollout
-    if rollout.concurrency == "fixed":
-        return None
-    floor = max(rollout.group_size, rollout.slots // 16)
-    return AdaptiveConcurrency(fleet, dispatcher, clock, recorder, floor=floor, ceiling=rollout.slots)
 
 
 def _sampling(config: SamplingConfig, stop_tokens: tuple[int, ...]) -> Sampling:
@@ -180,7 +157,8 @@ class Drive:
                 await asyncio.wait([self._running])
         except BaseException as error:
             if not self.loop.state.stopping:
-                self.recorder.emit("run.failed", error=str(error))
+                cause = first_cause(error) if isinstance(error, BaseExceptionGroup) else error
+                self.recorder.emit("run.failed", error=str(cause))
                 await self.loop.checkpoints.rescue()
             raise
         else:

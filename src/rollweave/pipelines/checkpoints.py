@@ -1,4 +1,4 @@
-"""Checkpoints: when to save, what of the driver to keep, and how a run goes on from one.
+"""RunState: how far a run has come. Checkpoints: when to save it, what of the driver to keep, how to go on from one.
 
 The trainer writes all files; the driver's part, `state/driver.json` and its sidecar, is a `DriverState`.
 """
@@ -15,11 +15,35 @@ from rollweave.config.control import CheckpointConfig
 from rollweave.errors import RollweaveError
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.events import Emitter
-from rollweave.pipelines.state import RunState
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.state import SchedulerState, adapter, pack, unpack
 from rollweave.training import checkpoint
 from rollweave.training.protocol import Trainer
+
+
+@dataclass(slots=True)
+class RunState:
+    """The pipeline writes it; what runs beside it reads it."""
+
+    version: int = 0
+    """Train steps completed."""
+    saved: int | None = None
+    """The version of the newest checkpoint of this history."""
+    stopping: bool = False
+    """The user asked for the end: no further step."""
+    done: bool = False
+    """The last step is trained, earlier than planned: nothing is begun any more."""
+    trainer_busy: bool = False
+    """It trains, and is ahead of `version`, or it saves."""
+
+    def stop(self) -> bool:
+        """Ask for the end. Returns whether the loop may be cancelled where it stands.
+
+        If not, it ends by itself, soon: a step that is being trained is booked first, or its weights would be
+        saved under the name of the step before.
+        """
+        self.stopping = True
+        return not self.trainer_busy
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -25,39 +26,32 @@ OnRow = Callable[[int, MetricsRow], None]
 OnTrajectories = Callable[[int, list[Trajectory]], None]
 
 
+@dataclass
 class Journal:
-    def __init__(
-        self,
-        clock: Clock,
-        scheduler: RolloutScheduler,
-        fleet: Fleet,
-        recorder: Recorder,
-        on_row: Sequence[OnRow] = (),
-        on_trajectories: Sequence[OnTrajectories] = (),
-    ) -> None:
-        self._clock = clock
-        self._scheduler = scheduler
-        self._fleet = fleet
-        self._recorder = recorder
-        self._on_row = list(on_row)
-        self._on_trajectories = list(on_trajectories)
-        self._began = clock.now()
-        self._steps = StepClock(clock.now)
-        self._trainer_busy = BusyTime(clock.now)
-        self._trainer_idle = IdleMeter(clock.now)
-        self._engine_idle = IdleMeter(clock.now)
+    clock: Clock
+    scheduler: RolloutScheduler
+    fleet: Fleet
+    recorder: Recorder
+    on_row: Sequence[OnRow] = ()
+    on_trajectories: Sequence[OnTrajectories] = ()
+
+    def __post_init__(self) -> None:
+        now = self.clock.now
+        self._began = now()
+        self._steps = StepClock(now)
+        self._trainer_busy, self._trainer_idle, self._engine_idle = BusyTime(now), IdleMeter(now), IdleMeter(now)
         self._last_stats = EngineStats()
         self.accountant = Accountant()
-        recorder.sinks.append(self.accountant)
+        self.recorder.sinks.append(self.accountant)
 
     @contextmanager
     def phase(self, name: Phase, step: int) -> Iterator[None]:
         """Around a phase of the loop: it is an event, its time is counted, and training is the trainer's work."""
         work = self._trainer_busy.busy() if name == "train" else nullcontext()
-        self._recorder.emit("phase.begin", phase=name, step=step)
+        self.recorder.emit("phase.begin", phase=name, step=step)
         with self._steps.phase(name), work:
             yield
-        self._recorder.emit("phase.end", phase=name, step=step)
+        self.recorder.emit("phase.end", phase=name, step=step)
 
     async def record(self, batch: Batch, metrics: Metrics, evaluation: Evaluation | None, checksum: str) -> None:
         """Write the step down."""
@@ -67,25 +61,25 @@ class Journal:
             **_staleness(batch),
             **_evaluation(evaluation),
             **await self._engine_rates(),
-            **self.accountant.sample(self._recorder.now()),
+            **self.accountant.sample(self.recorder.now()),
             **self._books(),
             **self._steps.finish(),
             "idle/trainer": self._trainer_idle.sample(self._trainer_busy.seconds()),
             "policy/version": batch.step + 1,
             "weights/checksum": checksum,
-            "time/elapsed": self._clock.now() - self._began,
+            "time/elapsed": self.clock.now() - self._began,
         }
-        _add_rates(row)
-        for listener in self._on_row:
+        row |= _rates(row)
+        for listener in self.on_row:
             listener(batch.step, row)
-        for transcriber in self._on_trajectories:
+        for transcriber in self.on_trajectories:
             transcriber(batch.step, list(batch.trajectories()))
-        self._recorder.emit("step.end", step=batch.step, ledger=self._scheduler.ledger.summary())
+        self.recorder.emit("step.end", step=batch.step, ledger=self.scheduler.ledger.summary())
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
         """A row with nothing but an evaluation: of the version the last step made."""
-        row: MetricsRow = {**_evaluation(evaluation), "time/elapsed": self._clock.now() - self._began}
-        for listener in self._on_row:
+        row: MetricsRow = {**_evaluation(evaluation), "time/elapsed": self.clock.now() - self._began}
+        for listener in self.on_row:
             listener(evaluation.version, row)
 
     def resume(self, elapsed: float, events: Iterable[Event], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -93,21 +87,18 @@ class Journal:
         self._began -= elapsed
         self.accountant.resume(events, rows)
 
-    def reached(self, target: float, step: int) -> None:
-        self._recorder.emit("target.reached", target=target, step=step)
-
     def _books(self) -> MetricsRow:
-        books, scheduler = self._scheduler.ledger.summary(), self._scheduler
+        books, scheduler = self.scheduler.ledger.summary(), self.scheduler
         return {
             **{f"ledger/task/{state}": count for state, count in books["tasks"].items()},
             **{f"ledger/attempt/{state}": count for state, count in books["attempts"].items()},
             "queue/groups_buffered": len(scheduler.buffer),
-            "queue/groups_running": scheduler.running,
+            "queue/groups_running": len(scheduler.running),
         }
 
     async def _engine_rates(self) -> MetricsRow:
         quiet = self.accountant.quiet
-        stats = await self._fleet.look()
+        stats = await self.fleet.look()
         now, last = stats.totals, self._last_stats
         self._last_stats = now
         tokens = self.accountant.tokens
@@ -116,7 +107,7 @@ class Journal:
             tokens.settle()
         self._steps.add("recompute", now.recompute_seconds - last.recompute_seconds)
         return {
-            "idle/engine": self._engine_idle.sample(now.busy_seconds, workers=self._fleet.size),
+            "idle/engine": self._engine_idle.sample(now.busy_seconds, workers=self.fleet.size),
             "memory/engine_mb": stats.memory_mb,
         }
 
@@ -156,13 +147,12 @@ def _evaluation(evaluation: Evaluation | None) -> MetricsRow:
     }
 
 
-def _add_rates(row: MetricsRow) -> None:
+def _rates(row: Mapping[str, Any]) -> MetricsRow:
     seconds = row["time/step"]
-    if isinstance(seconds, float) and seconds > 0:
-        for what in ("generated", "trained"):
-            tokens = row[f"tokens/{what}"]
-            assert isinstance(tokens, int | float)
-            row[f"tokens_per_second/{what}"] = tokens / seconds
-        blocked = row["time/get_batch"]
-        assert isinstance(blocked, float)
-        row["idle/get_batch"] = blocked / seconds
+    if not seconds:
+        return {}
+    return {
+        "tokens_per_second/generated": row["tokens/generated"] / seconds,
+        "tokens_per_second/trained": row["tokens/trained"] / seconds,
+        "idle/get_batch": row["time/get_batch"] / seconds,
+    }

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.phases import Phase
-from rollweave.pipelines.checkpoints import Checkpoints
+from rollweave.pipelines.checkpoints import Checkpoints, RunState
 from rollweave.pipelines.journal import Journal
 from rollweave.pipelines.permits import PermitGate
-from rollweave.pipelines.state import RunState
 from rollweave.rollout.evaluation import Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.training.protocol import Metrics, Trainer
@@ -34,14 +33,6 @@ class Loop:
         self.state.trainer_busy |= name == "train"
         return self.journal.phase(name, step)
 
-    async def get_batch(self, step: int) -> Batch:
-        """The next batch, for loops that ask for permits. Its last episodes move together, so that another job can use
-        the other nodes, unless the engines are to evaluate afterwards."""
-        if self.evaluation.due(step):
-            return await self.scheduler.get_batch(step)
-        async with self.permits.making_room():
-            return await self.scheduler.get_batch(step)
-
     async def finish_step(self, batch: Batch, metrics: Metrics) -> bool:
         """Book and write down the step, save when due. Returns whether it was the last: target reached, or stopped.
 
@@ -54,10 +45,7 @@ class Loop:
             evaluation = None if state.stopping else await self.evaluation.result()
         await self.journal.record(batch, metrics, evaluation, self.weights.checksum)
         state.trainer_busy = False
-        reached = self.evaluation.reached_target(evaluation)
-        if reached is not None:
-            self.journal.reached(reached, batch.step)
-        state.done = reached is not None or state.stopping
+        state.done = self.evaluation.reached_target(evaluation, batch.step) or state.stopping
         await self.checkpoints.save_if_due()
         return state.done or state.stopping
 
@@ -66,7 +54,7 @@ class Loop:
         if self.state.stopping:
             return
         if self.evaluation.tasks:
-            await self.permits.take("rollout")
+            await self.permits.take("rollout", self.state.version)
         await self.weights.commit(self.state.version)
         self.evaluation.start(self.state.version)
         if evaluation := await self.evaluation.result():

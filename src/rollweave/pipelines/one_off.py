@@ -13,14 +13,16 @@ from __future__ import annotations
 import asyncio
 
 from rollweave.pipelines.loop import Loop
-from rollweave.trajectory import Batch
 
 
 async def one_off(loop: Loop, first: int, last: int) -> None:
     await loop.weights.commit(first)
     loop.scheduler.advance(first)
     for step in range(first, last):
-        batch = await _next_batch(loop, step)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(loop.weights.stage(step), name=f"stage {step}")  # while the last answers come in
+            with loop.phase("get_batch", step):
+                batch = await loop.scheduler.get_batch(step)
         with loop.phase("sync_exposed", step):
             await loop.weights.commit(step)
         loop.scheduler.advance(step)
@@ -32,11 +34,3 @@ async def one_off(loop: Loop, first: int, last: int) -> None:
         if await loop.finish_step(batch, metrics):
             break
     await loop.finish_run()
-
-
-async def _next_batch(loop: Loop, step: int) -> Batch:
-    """Engines pull the weights that they are to have next while their last answers of this batch come in."""
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(loop.weights.stage(step), name=f"stage {step}")
-        with loop.phase("get_batch", step):
-            return await loop.scheduler.get_batch(step)

@@ -27,7 +27,6 @@ from rollweave.clock import Clock
 from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import Emitter
 from rollweave.pipelines.journal import Journal
-from rollweave.pipelines.state import RunState
 from rollweave.rollout.evaluation import Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler
 
@@ -42,7 +41,6 @@ class PermitSource(Protocol):
         """Hand back the last permit and wait for one on this pool. So far `step` steps are trained; the phase that ends
         here made `tokens`. `partly`: it may begin on some of its nodes; returns on how many, if the others come later.
         """
-        ...
 
     async def widened(self) -> None:
         """Wait until this permit has all its nodes."""
@@ -98,44 +96,32 @@ class Tail:
             self.recorder.emit("requests.move", moved=moved, nodes=len(used))
 
 
+@dataclass(slots=True)
 class PermitGate:
     """Asks for a pool before each phase of the loop. A job whose pools are its own has no source, and passes."""
 
-    def __init__(
-        self,
-        source: PermitSource | None,
-        fleet: Fleet,
-        scheduler: RolloutScheduler,
-        evaluation: Evaluator,
-        journal: Journal,
-        state: RunState,
-        recorder: Emitter,
-    ) -> None:
-        self._source = source
-        self._fleet = fleet
-        self._evaluation = evaluation
-        self._journal = journal
-        self._state = state
-        several = fleet.size > 1
-        self.tail = Tail(fleet, fleet.size, source, scheduler, recorder) if source is not None and several else None
-        """Of jobs with several rollout nodes that others may wait for."""
-        self._standing: AsyncExitStack | None = None
-        """The engines stand still, because it is not their turn."""
-        self._partly = False
-        """The rollout permit began on some of its nodes."""
+    source: PermitSource | None
+    fleet: Fleet
+    evaluation: Evaluator
+    journal: Journal
+    tail: Tail | None
+    """Of jobs with several rollout nodes that others may wait for."""
+    _standing: AsyncExitStack | None = None
+    """The engines stand still, because it is not their turn."""
+    _partly: bool = False
+    """The rollout permit began on some of its nodes."""
 
-    async def take(self, pool: SharedPool, tokens: int = 0, partly: bool = False) -> None:
+    async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> None:
         """Before a phase. Where pools are shared, engines stand still outside their turn, whatever they hold. `partly`:
         it may begin on some of its nodes."""
-        if self._source is None:
+        if self.source is None:
             return
-        await self._evaluation.settle()
+        await self.evaluation.settle()
         if self._standing is None:
             self._standing = AsyncExitStack()
-            await self._standing.enter_async_context(self._fleet.standing())
-        version = self._state.version
-        with self._journal.phase("permit", version):
-            nodes = await self._source.take(pool, version, tokens, partly and self.tail is not None)
+            await self._standing.enter_async_context(self.fleet.standing())
+        with self.journal.phase("permit", step):
+            nodes = await self.source.take(pool, step, tokens, partly and self.tail is not None)
         if pool == "rollout":
             self._partly = nodes is not None
             if self.tail is not None:
@@ -144,9 +130,10 @@ class PermitGate:
             self._standing = None
 
     @asynccontextmanager
-    async def making_room(self) -> AsyncIterator[None]:
-        """Around the wait for a batch."""
-        if self.tail is None:
+    async def making_room(self, step: int) -> AsyncIterator[None]:
+        """Around the wait for a batch. Its last episodes move together, so that another job can use the other nodes,
+        unless the engines are to evaluate afterwards."""
+        if self.tail is None or self.evaluation.due(step):
             yield
             return
         async with asyncio.TaskGroup() as tasks:

@@ -17,14 +17,15 @@ from rollweave.pipelines.loop import Loop
 
 async def sync(loop: Loop, first: int, last: int) -> None:
     for step in range(first, last):
-        await loop.permits.take("rollout", partly=not loop.evaluation.due(step))
+        await loop.permits.take("rollout", step, partly=not loop.evaluation.due(step))
         with loop.phase("sync_exposed", step):
             await loop.weights.commit(step)
         loop.scheduler.advance(step)  # at alpha = 0: admits exactly the groups of this step
         with loop.phase("get_batch", step):
-            batch = await loop.get_batch(step)
+            async with loop.permits.making_room(step):
+                batch = await loop.scheduler.get_batch(step)
         loop.evaluation.start_if_due(step)  # the engines are idle while the trainer works
-        await loop.permits.take("train", batch.sampled_tokens)
+        await loop.permits.take("train", step, batch.sampled_tokens)
         with loop.phase("train", step):
             metrics = await loop.trainer.train_step(batch)
         with loop.phase("sync_exposed", step):

@@ -8,23 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rollweave.rewards.scorer import PARTS, THREADS_LEFT
 from rollweave.trajectory import Trajectory
 
 
-class RewardCall(NamedTuple):
-    attempt: str
-    """Tells calls apart: computing one of them twice gives the same answer twice."""
-    trajectory: Trajectory
-    holder: int | None = None
-    """The host that has the trajectory at hand, so that it need not be sent; None: no host has."""
-
-
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The answer to a `RewardCall`, small enough for any wire: rewards, but no tokens."""
+    """The answer to a call, small enough for any wire: rewards, but no tokens."""
 
     attempt: str
     rewards: dict[str, float] = field(default_factory=dict)
@@ -53,10 +45,9 @@ class Scored:
 
 
 class RewardBackend(Protocol):
-    def call(self, call: RewardCall, done: Callable[[Scored], None]) -> None:
-        """Compute a reward and say it to `done`, within the job's deadline; late or repeated answers do no harm."""
-        ...
+    def call(self, trajectory: Trajectory, holder: int | None, done: Callable[[Scored], None]) -> None:
+        """Compute the rewards of a trajectory and say them to `done`, within the job's deadline; late or repeated
+        answers do no harm. `holder`: the host that has the trajectory, so that it need not be sent; None: no host."""
 
     def give_up(self, attempt: str) -> None:
         """The answer is no longer wanted."""
-        ...

@@ -13,6 +13,7 @@ starting, and waits there.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,7 +61,7 @@ class InstanceScaler:
     def __init__(self, limits: ScalingLimits, now: float) -> None:
         self._limits = limits
         self._instances = {number: _Instance(now, now) for number in range(limits.minimum)}
-        self._next_number = limits.minimum
+        self._numbers = itertools.count(limits.minimum)
         self._seats: dict[int, int] = {}
         """The instance of each call that is served."""
         self._queue: dict[int, None] = {}
@@ -76,7 +77,9 @@ class InstanceScaler:
         if number is not None:
             return self._sit(call, number, now, starts=False)
         if len(self._instances) < self._limits.maximum:
-            return self._sit(call, self._start(now), now, starts=True)
+            number = next(self._numbers)
+            self._instances[number] = _Instance(now, now)
+            return self._sit(call, number, now, starts=True)
         self._queue[call] = None
         return None
 
@@ -129,12 +132,6 @@ class InstanceScaler:
         free = [number for number, instance in self._instances.items() if instance.calls < limits.seats]
         sign = 1 if limits.minimum == limits.maximum else -1
         return min(free, key=lambda number: sign * self._instances[number].calls, default=None)
-
-    def _start(self, now: float) -> int:
-        number = self._next_number
-        self._next_number += 1
-        self._instances[number] = _Instance(now, now)
-        return number
 
     def _sit(self, call: int, number: int, now: float, starts: bool) -> Seating:
         instance = self._instances[number]

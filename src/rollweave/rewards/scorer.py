@@ -20,6 +20,7 @@ import inspect
 import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,45 +61,35 @@ async def call_in_thread(function: Callable[[Trajectory], Any], trajectory: Traj
 
     If this call is cancelled first, the thread is left to itself and counted on the trajectory.
     """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    answer: Future[Any] = Future()
 
     def run() -> None:
-        value, error = None, None
         try:
-            value = function(trajectory)
-        except BaseException as raised:  # the boundary between threads: it is raised again on the loop
-            error = raised
+            answer.set_result(function(trajectory))
+        except BaseException as error:  # the boundary between threads: it is raised again on the loop
+            answer.set_exception(error)
         with suppress(RuntimeError):  # the loop may have ended meanwhile
-            loop.call_soon_threadsafe(_settle, answer, value, error)
+            loop.call_soon_threadsafe(ended.set)
 
     threading.Thread(target=run, name=f"reward of {trajectory.id}", daemon=True).start()
     try:
-        return await answer
+        await ended.wait()
     except asyncio.CancelledError:
         trajectory.info[THREADS_LEFT] = trajectory.info.get(THREADS_LEFT, 0) + 1
         raise
+    return answer.result()
 
 
-def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    if answer.done():  # given up
-        return
-    if error is None:
-        answer.set_result(value)
-    elif isinstance(error, StopIteration):  # which no future may raise
-        answer.set_exception(RuntimeError("it raised StopIteration"))
-    else:
-        answer.set_exception(error)
-
-
+@dataclass(frozen=True, slots=True)
 class NamedReward:
     """One function of the job, called and checked."""
 
-    def __init__(self, name: str, function: Callable[[Trajectory], Any], weight: float, target: str) -> None:
-        self.name = name
-        self.function = function
-        self.weight = weight
-        self.target = target
+    name: str
+    function: Callable[[Trajectory], Any]
+    weight: float
+    target: str
+    """Where the function is, for messages."""
 
     @classmethod
     def load(cls, config: RewardConfig, base: Path) -> NamedReward:

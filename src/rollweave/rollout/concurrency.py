@@ -62,35 +62,26 @@ def decide(limit: int, floor: int, ceiling: int, pressure: Pressure) -> int:
     return limit
 
 
+@dataclass(slots=True)
 class AdaptiveConcurrency:
-    def __init__(
-        self,
-        fleet: Fleet,
-        dispatcher: Dispatcher,
-        clock: Clock,
-        recorder: Emitter,
-        *,
-        floor: int,
-        ceiling: int,
-    ) -> None:
-        self._fleet = fleet
-        self._dispatcher = dispatcher
-        self._clock = clock
-        self._recorder = recorder
-        self._floor = min(floor, ceiling)
-        self._ceiling = ceiling
-        self._playing = 0
-        self._edge: int | None = None
-        """The limit that was last too much."""
-        self._looks_since_cut = 0
+    fleet: Fleet
+    dispatcher: Dispatcher
+    clock: Clock
+    recorder: Emitter
+    floor: int
+    ceiling: int
+    _playing: int = 0
+    _edge: int | None = None
+    """The limit that was last too much."""
+    _looks_since_cut: int = 0
 
     async def run(self) -> None:
         """Adapt, until cancelled."""
-        self._dispatcher.limit = self._ceiling
-        self._recorder.emit("concurrency.begin", limit=self._ceiling)
+        self.dispatcher.limit = self.ceiling
+        self.recorder.emit("concurrency.begin", limit=self.ceiling)
         before = await self._look()
         while True:
-            await self._clock.sleep(LOOK_EVERY_SECONDS)
+            await self.clock.sleep(LOOK_EVERY_SECONDS)
             now = await self._look()
             if now and before:
                 self._apply(self._pressure(before, now))
@@ -99,14 +90,14 @@ class AdaptiveConcurrency:
     async def _look(self) -> FleetStats | None:
         """The engines' counters; None if one does not answer in time."""
         try:
-            with self._clock.wait("concurrency", "the engines' counters", LOOK_EVERY_SECONDS):
-                return await self._fleet.look()
+            with self.clock.wait("concurrency", "the engines' counters", LOOK_EVERY_SECONDS):
+                return await self.fleet.look()
         except DeadlineExceeded:
             return None
 
     def _pressure(self, before: FleetStats, now: FleetStats) -> Pressure:
         a, b = before.totals, now.totals
-        playing, self._playing = self._playing, self._dispatcher.playing
+        playing, self._playing = self._playing, self.dispatcher.playing
         return Pressure(
             evictions=b.evictions - a.evictions,
             computed=b.prefilled_tokens - a.prefilled_tokens + b.sampled_tokens - a.sampled_tokens,
@@ -118,15 +109,15 @@ class AdaptiveConcurrency:
         )
 
     def _apply(self, pressure: Pressure) -> None:
-        before = self._dispatcher.limit or self._ceiling
-        limit = decide(before, self._floor, self._highest(before), pressure)
+        before = self.dispatcher.limit or self.ceiling
+        limit = decide(before, self.floor, self._highest(before), pressure)
         self._looks_since_cut += 1
         if limit < before:
             self._edge, self._looks_since_cut = before, 0
         if limit == before:
             return
-        self._dispatcher.limit = limit
-        self._recorder.emit(
+        self.dispatcher.limit = limit
+        self.recorder.emit(
             "concurrency.change",
             limit=limit,
             before=before,
@@ -140,5 +131,5 @@ class AdaptiveConcurrency:
 
     def _highest(self, limit: int) -> int:
         if self._edge is None or self._looks_since_cut >= TRY_AGAIN_AFTER:
-            return self._ceiling
-        return min(self._ceiling, max(limit, int(self._edge * BELOW_THE_EDGE)))
+            return self.ceiling
+        return min(self.ceiling, max(limit, int(self._edge * BELOW_THE_EDGE)))

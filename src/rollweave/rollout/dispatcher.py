@@ -38,32 +38,28 @@ class _Seat:
     number: int
     link: HostLink = field(init=False)
     used: int = 0
-    playing: dict[str, None] = field(default_factory=dict)
+    playing: dict[str, Lease] = field(default_factory=dict)
 
     @property
     def room(self) -> int:
         return self.capacity - self.used
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Party:
     """Leases that are played together."""
 
-    leases: list[Lease]
+    leases: dict[str, Lease]
+    """Those that are not reported, by id."""
     on_report: OnReport
+    size: int
+    """Places that it takes until all are reported."""
     seat: _Seat | None = None
-    size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.size = len(self.leases)
 
 
 class Dispatcher:
     def __init__(
-        self,
-        fleet: Fleet | None = None,
-        scheduling: Literal["queue", "batch"] = "queue",
-        together: bool = False,
+        self, fleet: Fleet | None = None, scheduling: Literal["queue", "batch"] = "queue", together: bool = False
     ) -> None:
         """`together`: the members of a group share an engine."""
         self._fleet = fleet if fleet is not None else Fleet()
@@ -72,7 +68,6 @@ class Dispatcher:
         self.limit: int | None = None
         """The most episodes to play at once over all hosts; None: as many as they have room for."""
         self._recorder: Emitter = Recorder(lambda: 0.0)
-        """Hears when an episode begins and ends, and how much room is left then."""
         self.on_scored: Callable[[Scored], None] = lambda answer: None
         """Hears what hosts answer to `Score`."""
         self.on_hosts: Callable[[], None] = lambda: None
@@ -84,7 +79,7 @@ class Dispatcher:
         self._numbers = itertools.count()
         self._queue: deque[_Party] = deque()
         self._parties: dict[str, _Party] = {}
-        self._leases: dict[str, Lease] = {}
+        """Of each lease that is not reported."""
 
     def listen(self, recorder: Emitter) -> None:
         """From now on hosts and episodes are events; first the hosts that are there."""
@@ -117,8 +112,8 @@ class Dispatcher:
         self._seats.remove(seat)
         link.close()
         self._recorder.emit("host.detach", host=seat.number)
-        for id in list(seat.playing):
-            self._end(_unplayed(self._leases[id], "its host died", host_died=True))
+        for lease in list(seat.playing.values()):
+            self._end(_unplayed(lease, "its host died", host_died=True))
         self._fill()
         self.on_hosts()
 
@@ -137,10 +132,8 @@ class Dispatcher:
 
     def submit(self, leases: Sequence[Lease], on_report: OnReport, first: bool = False) -> None:
         """Queue leases that start together; `first` puts them at the head of the line (evaluations, retries)."""
-        party = _Party(list(leases), on_report)
-        for lease in leases:
-            self._parties[lease.id] = party
-            self._leases[lease.id] = lease
+        party = _Party({lease.id: lease for lease in leases}, on_report, len(leases))
+        self._parties |= dict.fromkeys(party.leases, party)
         if first:
             self._queue.appendleft(party)
         else:
@@ -155,11 +148,10 @@ class Dispatcher:
         if party.seat is not None:
             party.seat.link.say(f"cancel.{id}", Cancel(id))
             return
-        party.leases = [lease for lease in party.leases if lease.id != id]
-        if not party.leases:
-            self._queue.remove(party)
         party.size -= 1
-        self._end(_unplayed(self._leases[id], "cancelled before it began"))
+        if not party.size:
+            self._queue.remove(party)
+        self._end(_unplayed(party.leases[id], "cancelled before it began"))
 
     def started(self, id: str) -> bool:
         """Whether a lease that has not been reported was handed to a host."""
@@ -168,15 +160,11 @@ class Dispatcher:
     def player(self, id: str) -> tuple[Lease, HostLink] | None:
         """The lease of this id and the link to the host that plays it, if one does."""
         party = self._parties.get(id)
-        return None if party is None or party.seat is None else (self._leases[id], party.seat.link)
+        return None if party is None or party.seat is None else (party.leases[id], party.seat.link)
 
     @property
     def playing(self) -> int:
         return sum(len(seat.playing) for seat in self._seats)
-
-    @property
-    def queued(self) -> int:
-        return sum(len(party.leases) for party in self._queue)
 
     @property
     def capacity(self) -> int:
@@ -207,8 +195,8 @@ class Dispatcher:
     def _seat(self, party: _Party, seat: _Seat) -> None:
         party.seat = seat
         seat.used += party.size
-        for lease in party.leases:
-            seat.playing[lease.id] = None
+        for lease in party.leases.values():
+            seat.playing[lease.id] = lease
             self._tell("episode.begin", lease)
             ask = RouteAsk(lease.id, lease.task.environment, lease.group if self._together else None)
             route = choose(ask, self._fleet.view)
@@ -238,7 +226,7 @@ class Dispatcher:
         elif message.attempt not in seat.playing:
             pass  # said by a host after it was taken for dead
         elif isinstance(message, Moved):
-            lease = self._leases[message.attempt]
+            lease = seat.playing[message.attempt]
             if message.number > lease.moved:
                 lease.moved = message.number
                 self._place(lease.id, message.route)
@@ -251,10 +239,9 @@ class Dispatcher:
 
     def _end(self, report: Report) -> None:
         party = self._parties.pop(report.attempt)
-        lease = self._leases.pop(report.attempt)
+        lease = party.leases.pop(report.attempt)
         if party.seat is not None:
             del party.seat.playing[report.attempt]
-            party.leases = [other for other in party.leases if other.id != report.attempt]
             if not party.leases:
                 party.seat.used -= party.size
             self._fleet.leave(lease.id)

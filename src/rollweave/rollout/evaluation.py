@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from rollweave.clock import Clock
@@ -43,41 +43,31 @@ class Evaluation:
         return sum(len(t.turns) for t in self.trajectories) / len(self.trajectories)
 
 
+@dataclass(slots=True)
 class Evaluator:
     """Evaluates every so many versions and at the end. Without tasks it never does, and nothing waits for it."""
 
-    def __init__(
-        self,
-        config: EvaluationConfig,
-        rollout: RolloutConfig,
-        tasks: Sequence[Task],
-        sampling: Sampling,
-        dispatcher: Dispatcher,
-        scoring: Scoring,
-        clock: Clock,
-        recorder: Emitter,
-    ) -> None:
-        self.tasks = list(tasks)
-        self._config = config
-        self._rollout = rollout
-        self._sampling = sampling
-        self._dispatcher = dispatcher
-        self._scoring = scoring
-        self._clock = clock
-        self._recorder = recorder
-        self._reported = asyncio.Event()
-        self._version = -1
-        """The last one that was begun."""
-        self._under_way = False
-        self._finished: list[Trajectory] = []
-        self._failed: list[Trajectory] = []
-        self._failures: Counter[int] = Counter()
-        """By task. A host that dies is not counted."""
-        self._tokens = 0
+    config: EvaluationConfig
+    rollout: RolloutConfig
+    tasks: Sequence[Task]
+    sampling: Sampling
+    dispatcher: Dispatcher
+    scoring: Scoring
+    clock: Clock
+    recorder: Emitter
+    _reported: asyncio.Event = field(default_factory=asyncio.Event)
+    _version: int = -1
+    """The last one that was begun."""
+    _under_way: bool = False
+    _finished: list[Trajectory] = field(default_factory=list)
+    _failed: list[Trajectory] = field(default_factory=list)
+    _failures: Counter[int] = field(default_factory=Counter)
+    """By task. A host that dies is not counted."""
+    _tokens: int = 0
 
     def due(self, version: int) -> bool:
         """Whether this version is to be evaluated."""
-        return bool(self.tasks) and version % self._config.every == 0
+        return bool(self.tasks) and version % self.config.every == 0
 
     def start_if_due(self, version: int) -> None:
         if self.due(version):
@@ -89,7 +79,7 @@ class Evaluator:
             return
         self._version, self._under_way = version, True
         self._finished, self._failed, self._failures, self._tokens = [], [], Counter(), 0
-        self._recorder.emit("eval.begin", version=version, tasks=len(self.tasks))
+        self.recorder.emit("eval.begin", version=version, tasks=len(self.tasks))
         for index in reversed(range(len(self.tasks))):  # each goes to the head of the line
             self._submit(index, tries=0)
 
@@ -103,7 +93,7 @@ class Evaluator:
             raise EnvironmentFailed(f"every evaluation episode failed; the last one: {self._failed[-1].cause}")
         self._finished.sort(key=lambda t: t.member)
         result = Evaluation(self._version, self._finished, len(self._failed))
-        self._recorder.emit(
+        self.recorder.emit(
             "eval.end", version=self._version, reward=result.reward, failed=result.failed, tokens=self._tokens
         )
         return result
@@ -114,16 +104,19 @@ class Evaluator:
         if self._under_way:
             await self._wait("pipeline")
 
-    def reached_target(self, evaluation: Evaluation | None) -> float | None:
-        """The target, if this evaluation reaches it."""
-        target = self._config.target
-        return target if evaluation is not None and target is not None and evaluation.reward >= target else None
+    def reached_target(self, evaluation: Evaluation | None, step: int) -> bool:
+        """Whether this evaluation, taken after a step, reaches the target."""
+        target = self.config.target
+        reached = evaluation is not None and target is not None and evaluation.reward >= target
+        if reached:
+            self.recorder.emit("target.reached", target=target, step=step)
+        return reached
 
     async def _wait(self, who: str) -> None:
         """The deadline is for the next episode to end: an evaluation may take long, but not stand still."""
         while (ended := len(self._finished) + len(self._failed)) < len(self.tasks):
             what = f"evaluation of version {self._version}, {ended} of {len(self.tasks)} episodes done"
-            with self._clock.wait(who, what, self._rollout.deadlines.get_batch):
+            with self.clock.wait(who, what, self.rollout.deadlines.get_batch):
                 self._reported.clear()
                 await self._reported.wait()
 
@@ -135,10 +128,10 @@ class Evaluator:
             tries=tries,
             task=self.tasks[index],
             seed=derive(self.tasks[index].seed, "evaluation"),
-            sampling=self._sampling,
+            sampling=self.sampling,
             version=self._version,
         )
-        self._dispatcher.submit([lease], self._on_report, first=True)
+        self.dispatcher.submit([lease], self._on_report, first=True)
 
     def _on_report(self, lease: Lease, report: Report) -> None:
         trajectory = report.trajectory
@@ -146,7 +139,7 @@ class Evaluator:
         if report.host_died:
             self._submit(lease.member, lease.tries + 1)
         elif report.awaited:
-            self._scoring.score(trajectory, report.host, report.awaited, partial(self._on_end, lease))
+            self.scoring.score(trajectory, report.host, report.awaited, partial(self._on_end, lease))
         else:
             ended = trajectory.outcome is not None and trajectory.outcome.trainable
             self._on_end(lease, trajectory, ended and not report.reward_failed)
@@ -156,7 +149,7 @@ class Evaluator:
         self._failures[lease.member] += not succeeded
         if succeeded:
             self._finished.append(trajectory)
-        elif self._failures[lease.member] <= self._rollout.max_retries:
+        elif self._failures[lease.member] <= self.rollout.max_retries:
             self._submit(lease.member, lease.tries + 1)
         else:
             self._failed.append(trajectory)

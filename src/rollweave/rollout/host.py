@@ -26,7 +26,8 @@ class EnvHost:
     def __init__(self, stage: Stage, transport: Transport) -> None:
         self._stage = stage
         self._tasks: asyncio.TaskGroup | None = None
-        self._early: list[Lease | Score] = []
+        self._early: dict[str, Lease | Score] = {}
+        """By attempt: heard before `run` began."""
         self._playing: dict[str, EnvManager] = {}
         self._cancelled: set[str] = set()
         """Leases that were cancelled before they, or their `Score`, arrived."""
@@ -41,21 +42,22 @@ class EnvHost:
         """Play what is leased, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            early, self._early = self._early, []
-            for message in early:
-                self._begin(message)
+            early, self._early = self._early, {}
+            for attempt, message in early.items():
+                self._begin(attempt, message)
             try:
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._tasks = None  # what still arrives is not begun
 
     def _hear(self, message: ToHost) -> None:
-        if isinstance(message, Cancel):
-            self._cancel(message.attempt)
-        elif isinstance(message, FleetUpdate):
-            self._stage.proxy.update(message)
-        else:
-            self._begin(message)
+        match message:
+            case Lease(id=attempt) | Score(attempt=attempt):
+                self._begin(attempt, message)
+            case Cancel(attempt=attempt):
+                self._cancel(attempt)
+            case FleetUpdate():
+                self._stage.proxy.update(message)
 
     def _cancel(self, attempt: str) -> None:
         if attempt in self._playing:
@@ -68,11 +70,11 @@ class EnvHost:
     def _is_over(self, attempt: str) -> bool:
         """Whether all that was asked for it has been begun, and has ended."""
         asked = self.link.has_heard(attempt) or self.link.has_heard(f"score.{attempt}")
-        return asked and not any(attempt == _attempt(message) for message in self._early)
+        return asked and attempt not in self._early
 
-    def _begin(self, message: Lease | Score) -> None:
+    def _begin(self, attempt: str, message: Lease | Score) -> None:
         if self._tasks is None:  # heard before run() began, or after it ended
-            self._early.append(message)
+            self._early[attempt] = message
         elif isinstance(message, Lease):
             self._begin_playing(message, self._tasks)
         else:
@@ -116,7 +118,3 @@ class EnvHost:
         wanted = self._scoring.pop(attempt, None) is not None
         if wanted or scored.threads_left:  # threads that are left behind count, whatever was wanted
             self.link.say(f"scored.{attempt}", scored)
-
-
-def _attempt(message: Lease | Score) -> str:
-    return message.id if isinstance(message, Lease) else message.attempt

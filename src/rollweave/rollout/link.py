@@ -1,8 +1,8 @@
 """The messages between the driver and its hosts, and the link that carries them: each is heard exactly once.
 
-Each end of a link keeps what it said until the other end confirms it. What stays unconfirmed for `RETRY_SECONDS` is said
-again. Each end remembers what it has heard, so a repetition changes nothing. Everything said within one tick of the
-loop travels as one packet, and confirmations travel with it; one that finds no message to travel with waits for
+Each end of a link keeps what it said until the other end confirms it. What stays unconfirmed for `RETRY_SECONDS` is
+said again. Each end remembers what it has heard, so a repetition changes nothing. Everything said within one tick of
+the loop travels as one packet, and confirmations travel with it; one that finds no message to travel with waits for
 `CONFIRM_SECONDS`, because a packet between two processes costs about a millisecond of computing.
 
 A transport carries the packets. Within one process it is the other end's `receive`. On Ray, `runtimes/ray_keepers.py`
@@ -78,7 +78,9 @@ class Endpoint(Generic[Out, In]):
         for id, message in packet.messages.items():
             self._next.confirmed.append(id)
             if id not in self._heard:
-                self._remember(id)
+                self._heard[id] = None
+                if len(self._heard) > REMEMBERED:
+                    self._heard.popitem(last=False)
                 self._hear(message)
         if packet.messages and not self._flush_scheduled and self._confirm is None:
             self._confirm = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._flush)
@@ -94,11 +96,6 @@ class Endpoint(Generic[Out, In]):
         for timer in (self._retry, self._confirm):
             if timer is not None:
                 timer.cancel()
-
-    def _remember(self, id: str) -> None:
-        self._heard[id] = None
-        if len(self._heard) > REMEMBERED:
-            self._heard.popitem(last=False)
 
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:

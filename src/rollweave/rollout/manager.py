@@ -70,25 +70,20 @@ class Dialogue(Protocol):
 
     def open(self, observation: Observation) -> TokenIds:
         """The tokens of the first observation, up to where the answer begins."""
-        ...
 
     def reply(self, observation: Observation, answered_end: bool) -> TokenIds:
         """The tokens to append after an answer: its end if it was cut short, the next observation."""
-        ...
 
     def ended(self, answer: TokenIds) -> bool:
         """Whether a sampled answer (or its last span) closed its turn itself."""
-        ...
 
 
 class Scores(Protocol):
     def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
         """The rewards that take time to compute. Without any, `score` does not wait for anything."""
-        ...
 
     async def score(self, trajectory: Trajectory) -> None:
         """Fill in `trajectory.rewards`. Raises RewardFailed."""
-        ...
 
 
 @dataclass(slots=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil, floor
 from typing import Any
 
@@ -26,7 +27,7 @@ from rollweave.rollout.scoring import Scoring
 from rollweave.rollout.staleness import GroupFilter, GroupInLine, SampleBuffer, Selection, StalenessBound
 from rollweave.rollout.state import SchedulerState
 from rollweave.tasks import Cursor
-from rollweave.trajectory import Batch, Trajectory
+from rollweave.trajectory import Batch, Group, Trajectory
 
 HOPELESS_ATTEMPTS = 16
 """A run whose first episodes all fail has a broken environment or reward, not bad luck: it stops with their error."""
@@ -52,11 +53,11 @@ class RolloutScheduler:
         self.engine_version = 0
         self.next_step = 0
         self._filter = GroupFilter(plan.rollout.filter)
-        self._leasing = Leasing(plan, self.ledger, dispatcher, clock, recorder, self._on_report)
+        self._leasing = Leasing(plan, self.ledger, dispatcher, partial(self._safely, self._book))
         self._scoring = scoring
         self._clock = clock
         self._recorder = recorder
-        self._running: dict[int, RunningGroup] = {}
+        self.running: dict[int, RunningGroup] = {}
         self._changed = asyncio.Event()
         """A group has ended."""
         self._news = asyncio.Event()
@@ -65,13 +66,14 @@ class RolloutScheduler:
         self._any_played = False
         self._any_scored = False
         self._broken: Exception | None = None
+        self._closed = False
 
     # ------------------------------------------------------------------------------------- what pipelines call
 
     def advance(self, version: int) -> None:
         """Engines now generate with `version`; admit what that allows."""
         self.engine_version = version
-        for group in self._running.values():
+        for group in self.running.values():
             if group.version < version and not self._leasing.begun(group):
                 group.version = version  # it will not hold an older token
                 self._recorder.emit("group.renewed", group=group.id, version=version)
@@ -106,7 +108,7 @@ class RolloutScheduler:
         whole = sum(len(group.members) for group in self.buffer.groups.values())
         if self._rollout.filter != "none":
             return whole
-        return whole + sum(len(group.finished) + len(group.scoring) for group in self._running.values())
+        return whole + sum(len(group.finished) + len(group.scoring) for group in self.running.values())
 
     def trained(self, batch: Batch) -> None:
         """The train step is done: book its groups and their attempts."""
@@ -115,11 +117,7 @@ class RolloutScheduler:
 
     def close(self) -> None:
         """Training has ended: reports and rewards that still arrive are ignored."""
-        self._leasing.closed = True
-
-    @property
-    def running(self) -> int:
-        return len(self._running)
+        self._closed = True
 
     # ------------------------------------------------------------------------------------------------ admission
 
@@ -133,10 +131,11 @@ class RolloutScheduler:
         if self.next_step == self.engine_version:
             # While a step waits for its batch, redundant groups may race for it, even if no later step can take them.
             room = max(room, ceil(self.bound.groups_per_step * (1 + self._rollout.redundant_groups)) - len(self.buffer))
-        if len(self._running) < room:
+        if len(self.running) < room:
             return True
-        # Over-issue only into environments that would stand idle.
-        return room > 0 and len(self._running) < floor(room / self._filter.survivors) and self._leasing.free > 0
+        if room <= 0 or self._leasing.dispatcher.free <= 0:  # over-issue only into environments that would stand idle
+            return False
+        return len(self.running) < floor(room / self._filter.survivors)
 
     @property
     def _over_issues(self) -> bool:
@@ -147,7 +146,7 @@ class RolloutScheduler:
         number = self.cursor.position
         members = self.plan.members
         group = RunningGroup(number, self.engine_version, task=self.cursor.next(), members=members)
-        self._running[number] = group
+        self.running[number] = group
         self.ledger.admit(number)
         self._recorder.emit(
             "group.admit",
@@ -155,30 +154,28 @@ class RolloutScheduler:
             task=group.task.id,
             version=self.engine_version,
             next_step=self.next_step,
-            ahead=len(self._running) + len(self.buffer) - 1,
+            ahead=len(self.running) + len(self.buffer) - 1,
         )
         self._leasing.issue(group, range(members))
-
-    # --------------------------------------------------------------------------------------------------- leases
 
     def _try_again(self, group: RunningGroup, member: int) -> None:
         group.failures[member] = group.failures.get(member, 0) + 1
         if group.failures[member] > self._rollout.max_retries:
             self._lose_member(group, member)
             return
-        requeues = group.requeues
-        self._leasing.issue_later(
-            group, member, lambda: self._running.get(group.id) is group and group.requeues == requeues
-        )
+        again = partial(self._safely, self._issue_again, group, member, group.requeues)
+        self._clock.later(f"retry {group.id}.{member}", self._leasing.pause(group, member), again)
+
+    def _issue_again(self, group: RunningGroup, member: int, requeues: int) -> None:
+        if self.running.get(group.id) is group and group.requeues == requeues:  # it is still wanted
+            self._recorder.emit("member.retry", group=group.id, member=member)
+            self._leasing.issue(group, [member], first=True)
 
     # -------------------------------------------------------------------------------------------------- reports
 
-    def _on_report(self, lease: Lease, report: Report) -> None:
-        self._safely(self._book, lease, report)
-
     def _safely(self, book: Callable[..., None], *heard: Any) -> None:
-        """Reports and rewards arrive in callbacks, where an exception would be lost: the next `get_batch` raises it."""
-        if self._leasing.closed:
+        """Around callbacks, where an exception would be lost: the next `get_batch` raises it."""
+        if self._closed:
             return
         try:
             book(*heard)
@@ -198,10 +195,10 @@ class RolloutScheduler:
             reward_failed=report.reward_failed,
             cause=trajectory.cause,
         )
-        if (end := self._leasing.unwanted(lease)) is not None:
+        if (end := self._leasing.unwanted.pop(lease.id, None)) is not None:
             self.ledger.end_attempt(lease.id, end, trajectory.sampled_tokens)
             return
-        group = self._running[lease.group]
+        group = self.running[lease.group]
         del group.leases[lease.member]
         if report.host_died:
             self.ledger.end_attempt(lease.id, AttemptEnd.INFRA_FAILED, 0)
@@ -250,9 +247,9 @@ class RolloutScheduler:
         self._news.set()
         if len(group.finished) < self._rollout.group_size and not group.ended:
             return
-        del self._running[group.id]
+        del self.running[group.id]
         self._abandon(group, AttemptEnd.SURPLUS)
-        whole = group.whole()
+        whole = Group(group.id, group.task, group.finished)
         # The reward of a single member has nothing to be compared with.
         if len(whole.members) < min(2, self._rollout.group_size):
             self._end_group(group.id, whole.members, TaskEnd.FAILED, AttemptEnd.ABORTED)
@@ -280,15 +277,15 @@ class RolloutScheduler:
         """The episode has ended and its slot is free; the member is not complete before its reward has come."""
         trajectory = report.trajectory
         group.scoring[trajectory.id] = trajectory
-        self.ledger.begin_scoring(trajectory.id)
         self._news.set()
-        self._scoring.score(trajectory, report.host, report.awaited, self._on_scored)
+        self._score(trajectory, report.host, report.awaited)
 
-    def _on_scored(self, trajectory: Trajectory, succeeded: bool) -> None:
-        self._safely(self._book_reward, trajectory, succeeded)
+    def _score(self, trajectory: Trajectory, holder: int | None = None, names: Sequence[str] = ()) -> None:
+        self.ledger.begin_scoring(trajectory.id)
+        self._scoring.score(trajectory, holder, names, partial(self._safely, self._book_reward))
 
     def _book_reward(self, trajectory: Trajectory, succeeded: bool) -> None:
-        group = self._running[trajectory.group]
+        group = self.running[trajectory.group]
         del group.scoring[trajectory.id]
         self.ledger.end_scoring(trajectory.id)
         if succeeded:
@@ -308,11 +305,11 @@ class RolloutScheduler:
                 self._discard(id, AttemptEnd.SURPLUS)
                 self._admit()
         all_stay = self.plan.policy == "wait" and not self._over_issues
-        if all_stay and self.buffer.must_wait(step, (group.version for group in self._running.values())):
+        if all_stay and self.buffer.must_wait(step, (group.version for group in self.running.values())):
             return None
         running = (
             GroupInLine(group.id, group.version, complete=False, expendable=self._expendable(group))
-            for group in self._running.values()
+            for group in self.running.values()
         )
         return self.buffer.select(step, running, self._filter.survivors, start_only)
 
@@ -323,14 +320,14 @@ class RolloutScheduler:
         for id in selection.surplus:
             self._discard(id, AttemptEnd.SURPLUS)
         for id in selection.stale:
-            if self.plan.policy == "requeue" and id in self._running:
-                self._requeue(self._running[id])
+            if self.plan.policy == "requeue" and id in self.running:
+                self._requeue(self.running[id])
             else:
                 self._discard(id, AttemptEnd.STALE)
 
     def _discard(self, id: int, cause: AttemptEnd) -> None:
         """The group can no longer be consumed in time."""
-        if (group := self._running.pop(id, None)) is not None:
+        if (group := self.running.pop(id, None)) is not None:
             self._abandon(group, cause)
         finished = group.finished if group is not None else self.buffer.take(id).members
         self._end_group(id, finished, TaskEnd.DROPPED_STALE, cause)
@@ -359,7 +356,7 @@ class RolloutScheduler:
             cursor=self.cursor.position,
             ledger=self.ledger.state(),
             buffered=list(self.buffer.groups.values()),
-            open=[group.state() for group in self._running.values()],
+            open=[group.state() for group in self.running.values()],
             kept_lately=list(self._filter.kept_lately),
         )
 
@@ -374,15 +371,14 @@ class RolloutScheduler:
         self._any_played = self._any_scored = bool(state.version)
         for group in state.open:
             task = self.cursor.source.task(group.id)
-            self._running[group.id] = RunningGroup.from_state(group, task, self.plan.members)
+            self.running[group.id] = RunningGroup.from_state(group, task, self.plan.members)
         kept = [trajectory for group in state.buffered for trajectory in group.members]
         kept += [trajectory for group in state.open for trajectory in (*group.finished, *group.scoring.values())]
         for attempt in sorted(self.ledger.open_attempts - {trajectory.id for trajectory in kept}):
             self.ledger.end_attempt(attempt, AttemptEnd.ABORTED, 0)
-        for running in self._running.values():
+        for running in self.running.values():
             for trajectory in running.scoring.values():
-                self.ledger.begin_scoring(trajectory.id)
-                self._scoring.score(trajectory, None, (), self._on_scored)
+                self._score(trajectory)
             self._leasing.issue(running, running.unfinished)
 
     # -------------------------------------------------------------------------------------------------- helpers
@@ -393,8 +389,8 @@ class RolloutScheduler:
 
     def _what_is_missing(self, step: int) -> str:
         have, need = len(self.buffer), self.bound.groups_per_step
-        if have >= need and self._running:
-            oldest = min(self._running.values(), key=lambda group: (group.version, group.id))
+        if have >= need and self.running:
+            oldest = min(self.running.values(), key=lambda group: (group.version, group.id))
             return f"group {oldest.id}, which may not get any older: {_under_way(oldest)}"
         return f"batch {step}: {have} of {need} groups"
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollweave.observability.events import Emitter
-from rollweave.rewards.dispatch import RewardBackend, RewardCall, Scored
+from rollweave.rewards.dispatch import RewardBackend, Scored
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import Cancel, Score
 from rollweave.trajectory import Trajectory
@@ -23,33 +23,33 @@ OnScored = Callable[[Trajectory, bool], None]
 """Takes the trajectory, and whether it has its rewards; if not, its `cause` says why."""
 
 
+@dataclass(slots=True)
 class Scoring:
     """Every trajectory given to `score` is answered exactly once, with rewards or as failed, unless it is forgotten."""
 
-    def __init__(self, backend: RewardBackend, recorder: Emitter) -> None:
-        self._backend = backend
-        self._recorder = recorder
-        self._waiting: dict[str, tuple[Trajectory, OnScored]] = {}
+    backend: RewardBackend
+    recorder: Emitter
+    _waiting: dict[str, tuple[Trajectory, OnScored]] = field(default_factory=dict)
 
     def score(self, trajectory: Trajectory, holder: int | None, names: Sequence[str], done: OnScored) -> None:
         """`holder`: the host that has it, if one does. `names` of the rewards, as far as they are known."""
         self._waiting[trajectory.id] = (trajectory, done)
-        self._recorder.emit("reward.begin", id=trajectory.id, group=trajectory.group, rewards=list(names), host=holder)
-        self._backend.call(RewardCall(trajectory.id, trajectory, holder), self._hear)
+        self.recorder.emit("reward.begin", id=trajectory.id, group=trajectory.group, rewards=list(names), host=holder)
+        self.backend.call(trajectory, holder, self._hear)
 
     def forget(self, attempt: str) -> None:
         """Nothing waits for this reward any more; a late answer is ignored."""
         del self._waiting[attempt]
-        self._backend.give_up(attempt)
+        self.backend.give_up(attempt)
 
     def _hear(self, answer: Scored) -> None:
         waiting = self._waiting.pop(answer.attempt, None)
         if waiting is None:
-            _tell_late(self._recorder, answer)
+            _tell_late(self.recorder, answer)
             return
         (trajectory, done), succeeded = waiting, answer.failure is None
         answer.fill_in(trajectory)
-        self._recorder.emit(
+        self.recorder.emit(
             "reward.end",
             id=answer.attempt,
             reward=trajectory.reward if succeeded else None,
@@ -65,7 +65,8 @@ def _tell_late(recorder: Emitter, answer: Scored) -> None:
 
 @dataclass(slots=True)
 class _Call:
-    call: RewardCall
+    trajectory: Trajectory
+    holder: int | None
     done: Callable[[Scored], None]
     host: int | None = None
     """Where it is computed; None: there is no host."""
@@ -83,8 +84,8 @@ class HostBackend:
         self._calls: dict[str, _Call] = {}
         dispatcher.on_scored, dispatcher.on_hosts = self._hear, self._hosts_changed
 
-    def call(self, call: RewardCall, done: Callable[[Scored], None]) -> None:
-        made = self._calls[call.attempt] = _Call(call, done)
+    def call(self, trajectory: Trajectory, holder: int | None, done: Callable[[Scored], None]) -> None:
+        made = self._calls[trajectory.id] = _Call(trajectory, holder, done)
         self._place(made)
 
     def give_up(self, attempt: str) -> None:
@@ -106,22 +107,22 @@ class HostBackend:
         for made in [made for made in self._calls.values() if made.host not in hosts]:
             if made.host is not None and made.tries > self._max_retries:
                 cause = f"its host died while it was scored, {made.tries} times"
-                self._hear(Scored(made.call.attempt, failure=cause))
+                self._hear(Scored(made.trajectory.id, failure=cause))
             else:
                 self._place(made)
 
     def _place(self, made: _Call) -> None:
         """With the holder, else with the host that computes least; if there is none, with the next one that comes."""
-        call, hosts = made.call, self._dispatcher.hosts
-        held = call.holder in hosts
-        made.host = call.holder if held else self._least_busy(hosts)
+        attempt, hosts = made.trajectory.id, self._dispatcher.hosts
+        held = made.holder in hosts
+        made.host = made.holder if held else self._least_busy(hosts)
         if made.host is None:
             return
         made.tries += 1
         if made.tries > 1:
-            self._recorder.emit("reward.again", id=call.attempt, host=made.host, tries=made.tries)
-        score = Score(call.attempt, None if held else call.trajectory)
-        self._dispatcher.say(made.host, f"score.{call.attempt}", score)
+            self._recorder.emit("reward.again", id=attempt, host=made.host, tries=made.tries)
+        score = Score(attempt, None if held else made.trajectory)
+        self._dispatcher.say(made.host, f"score.{attempt}", score)
 
     def _least_busy(self, hosts: Sequence[int]) -> int | None:
         load = Counter(made.host for made in self._calls.values())

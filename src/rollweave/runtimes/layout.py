@@ -8,6 +8,7 @@ have is refused before anything starts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 from rollweave.config.cluster import GENERATES, TRAINS, ClusterConfig, Pool
 from rollweave.config.job import Job, RayRuntime
@@ -46,19 +47,15 @@ def _of_cluster(cluster: ClusterConfig) -> Layout:
         _can_be_filled(cluster, pool)
     generating = [pool for pool in cluster.pools if pool.role in GENERATES]
     training = [pool for pool in cluster.pools if pool.role in TRAINS]
-    wanted = sum(_cores(cluster, pool) for pool in {id(pool): pool for pool in (*generating, *training)}.values())
+    wanted = sum(_cores(cluster, pool) for pool in cluster.pools if pool.role in {*GENERATES, *TRAINS})
     if wanted > cores():
         raise ConfigError(
             f"cluster: its pools want {wanted} cores and this machine has {cores()}: lower their counts, or put "
             "generation and training on one pool of role: colocated"
         )
-    engines = [seat for pool in generating for seat in _seats(cluster, pool)]
-    shared = [pool for pool in training if pool.role == "colocated"]
-    return Layout(tuple(engines), sum(_cores(cluster, pool) for pool in training), bool(shared))
-
-
-def _seats(cluster: ClusterConfig, pool: Pool) -> list[EngineSeat]:
-    return [EngineSeat(_cores(cluster, pool) // pool.workers, pool.tasks)] * pool.workers
+    seats = [[EngineSeat(_cores(cluster, pool) // pool.workers, pool.tasks)] * pool.workers for pool in generating]
+    colocated = any(pool.role == "colocated" for pool in training)
+    return Layout(tuple(chain(*seats)), sum(_cores(cluster, pool) for pool in training), colocated)
 
 
 def _can_be_filled(cluster: ClusterConfig, pool: Pool) -> None:

@@ -20,11 +20,11 @@ from rollweave.clock import Clock
 from rollweave.config.job import RayRuntime
 from rollweave.errors import ConfigError
 from rollweave.fleet.colocated import TakingTurns
-from rollweave.fleet.fleet import Fleet, FleetUpdate
+from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runtimes.blueprint import Blueprint
-from rollweave.runtimes.layout import Layout, layout
+from rollweave.runtimes.layout import layout
 from rollweave.runtimes.ray_clients import RayTrainer, Restarts, WorkerHandle
 from rollweave.runtimes.ray_keepers import Crew, EngineKeeper, HostKeeper
 from rollweave.runtimes.ray_workers import EngineWorker, HostWorker, TrainerWorker
@@ -36,7 +36,7 @@ OBJECT_STORE_BYTES = 256 * 2**20
 
 SPIN_COUNT = "20000"
 """How long an idle thread of torch spins before it sleeps: about 0.2 ms, longer than the pause between two operations.
-One that sleeps at once has to be woken for each of them; one that spins for long takes the core from other processes."""
+One that sleeps at once has to be woken for each of them; one that spins for long takes the core from others."""
 
 CONNECT_SECONDS = 10.0
 """A cluster that has not answered by then is not there."""
@@ -58,10 +58,15 @@ async def start_ray(
         dispatcher.ask_waits = crew.waits
         plan = layout(blueprint.job, runtime)
         trainer = _worker(TrainerWorker, "trainer", logs, plan.trainer_threads, blueprint, store)
+        names = ["engine"] if len(plan.engines) == 1 else [f"engine-{number}" for number in range(len(plan.engines))]
         keepers: list[EngineKeeper | HostKeeper] = [
-            *(_engine_keeper(crew, plan, number, logs, blueprint, store) for number in range(len(plan.engines))),
-            *_host_keepers(crew, blueprint, runtime, logs, dispatcher),
+            EngineKeeper(crew, partial(_worker, EngineWorker, name, logs, seat.threads, blueprint, store), seat.tasks)
+            for name, seat in zip(names, plan.engines, strict=True)
         ]
+        capacity = -(-blueprint.job.rollout.slots // runtime.hosts)
+        for name in [f"host-{number}" for number in range(runtime.hosts)]:
+            spawn = partial(_worker, HostWorker, name, logs, 1, blueprint)
+            keepers.append(HostKeeper(crew, name, spawn, dispatcher, capacity))
         await asyncio.gather(crew.ready(trainer), *(keeper.start() for keeper in keepers))
         client = RayTrainer(trainer, clock, blueprint.job.rollout.deadlines, crew.restarts)
         async with asyncio.TaskGroup() as tasks:
@@ -71,40 +76,8 @@ async def start_ray(
                 task.cancel()
 
 
-def _engine_keeper(
-    crew: Crew, plan: Layout, number: int, logs: Path, blueprint: Blueprint, store: Path
-) -> EngineKeeper:
-    name = "engine" if len(plan.engines) == 1 else f"engine-{number}"
-
-    def spawn() -> WorkerHandle:
-        return _worker(EngineWorker, name, logs, plan.engines[number].threads, blueprint, store)
-
-    return EngineKeeper(crew, spawn, plan.engines[number].tasks)
-
-
-def _host_keepers(
-    crew: Crew, blueprint: Blueprint, runtime: RayRuntime, logs: Path, dispatcher: Dispatcher
-) -> list[HostKeeper]:
-    def spawn(name: str, client: str, fleet: FleetUpdate) -> WorkerHandle:
-        return _worker(HostWorker, name, logs, 1, client, blueprint, fleet)
-
-    capacity = -(-blueprint.job.rollout.slots // runtime.hosts)
-    names = [f"host-{number}" for number in range(runtime.hosts)]
-    return [HostKeeper(crew, name, partial(spawn, name), dispatcher, capacity) for name in names]
-
-
 @contextmanager
 def _connected(runtime: RayRuntime) -> Iterator[None]:
-    _connect(runtime)
-    import ray
-
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _connect(runtime: RayRuntime) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray would announce a dead worker itself, at length, in the middle of the view (read when it is imported).
@@ -124,6 +97,10 @@ def _connect(runtime: RayRuntime) -> None:
             f"runtime.address: no Ray cluster answers at {runtime.address!r} ({error}); start one with "
             "`ray start --head`, or set runtime.address=local for a private one"
         ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _knock(address: str) -> None:

@@ -141,8 +141,8 @@ class Restarts:
 
 
 RELEASE_SECONDS = 0.05
-"""How long the end of a trajectory may wait for a request to travel with. A call costs about a millisecond of computing;
-an engine that needs the room sooner takes it from trajectories that wait for their environment."""
+"""How long the end of a trajectory may wait for a request to travel with. A call costs about a millisecond of work; an
+engine that needs the room sooner takes it from trajectories that wait for their environment."""
 
 
 @dataclass(slots=True)
@@ -220,11 +220,11 @@ class RayEngineClient:
         self._worker.tell("serve", self._client, orders)
 
 
+@dataclass(frozen=True, slots=True)
 class RayEngineControl:
     """An engine in another process, as the driver sees it."""
 
-    def __init__(self, worker: WorkerHandle) -> None:
-        self._worker = worker
+    worker: WorkerHandle
 
     async def suspend(self) -> None:
         await self._call("suspend")
@@ -245,7 +245,7 @@ class RayEngineControl:
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            return await self._worker.call("control", method, *arguments)
+            return await self.worker.call("control", method, *arguments)
         except WorkerDied as death:
             raise EngineGone(str(death)) from death
 

@@ -16,7 +16,7 @@ from typing import cast
 
 from rollweave.clock import Clock, Waiting
 from rollweave.errors import WorkerDied, first_cause
-from rollweave.fleet.fleet import EngineEntry, Fleet, FleetUpdate
+from rollweave.fleet.fleet import EngineEntry, EngineId, Fleet, FleetUpdate
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import HostLink
@@ -62,46 +62,46 @@ class Crew:
             return [Waiting(host.name, "being started again", 0.0)]
 
 
+@dataclass(slots=True)
 class EngineKeeper:
     """Has a successor waiting that has imported everything: a process takes ten seconds to start, weights one."""
 
-    def __init__(self, crew: Crew, spawn: Callable[[], WorkerHandle], tasks: tuple[str, ...] = ()) -> None:
-        self._crew = crew
-        self._spawn = spawn
-        self._tasks = tasks
-        self._spare: WorkerHandle | None = None
-        self._lives = 0
-        crew.fleet.on_change.append(self._end_if_lost)
-        self._join(spawn())
+    crew: Crew
+    spawn: Callable[[], WorkerHandle]
+    tasks: tuple[str, ...] = ()
+    _worker: WorkerHandle = field(init=False)
+    _id: EngineId = field(init=False)
+    _spare: WorkerHandle | None = None
+    _lives: int = 0
+
+    def __post_init__(self) -> None:
+        self.crew.fleet.on_change.append(self._end_if_lost)
+        self._join(self.spawn())
 
     async def start(self) -> None:
-        await self._crew.ready(self._worker)
+        await self.crew.ready(self._worker)
 
     async def run(self) -> None:
         """Keep an engine running, until cancelled."""
-        death: WorkerDied | None = None
         while True:
+            self._spare = self.spawn()
+            self._spare.tell("warm_up")
             try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._worker.call("run"))
-                    self._spare = self._spawn()
-                    self._spare.tell("warm_up")
-            except* WorkerDied as deaths:
-                death = _death(deaths)
-            assert death is not None, "an engine runs until it dies"
-            died_at = self._crew.clock.now()
-            self._crew.fleet.lose(self._id, str(death))
-            self._join(await self._successor(death))
-            self._crew.restarts.back(death, self._crew.clock.now() - died_at)
+                await self._worker.call("run")  # it ends only when the engine dies
+            except WorkerDied as death:
+                died_at = self.crew.clock.now()
+                self.crew.fleet.lose(self._id, str(death))
+                self._join(await self._successor(death))
+                self.crew.restarts.back(death, self.crew.clock.now() - died_at)
 
     async def _successor(self, death: WorkerDied) -> WorkerHandle:
         dead = self._worker
         while True:
             dead.end()
-            self._crew.restarts.died(death)
-            dead, self._spare = self._spare or self._spawn(), None
+            self.crew.restarts.died(death)
+            dead, self._spare = self._spare or self.spawn(), None
             try:
-                await self._crew.ready(dead)
+                await self.crew.ready(dead)
                 return dead
             except WorkerDied as again:
                 death = again
@@ -111,7 +111,7 @@ class EngineKeeper:
         self._worker = worker
         self._lives += 1
         self._id = f"{worker.name}/{self._lives}"
-        self._crew.fleet.join(EngineEntry(self._id, RayEngineControl(worker), worker, tasks=self._tasks))
+        self.crew.fleet.join(EngineEntry(self._id, RayEngineControl(worker), worker, tasks=self.tasks))
 
     def _end_if_lost(self, entry: EngineEntry) -> None:
         """The fleet gives up an engine that was out of reach or took too long. Its process may still run, and would
@@ -120,43 +120,40 @@ class EngineKeeper:
             self._worker.end()
 
 
+@dataclass(slots=True)
 class HostKeeper:
-    def __init__(
-        self,
-        crew: Crew,
-        name: str,
-        spawn: Callable[[str, FleetUpdate], WorkerHandle],
-        dispatcher: Dispatcher,
-        capacity: int,
-    ) -> None:
-        self._crew = crew
-        self._name = name
-        self._spawn = spawn
-        self._dispatcher = dispatcher
-        self._capacity = capacity
-        self._lives = 0
+    crew: Crew
+    name: str
+    spawn: Callable[[str, FleetUpdate], WorkerHandle]
+    dispatcher: Dispatcher
+    capacity: int
+    _lives: int = 0
+    _revision: int = field(init=False)
+    """Of the fleet that the present life knew when it was started."""
+
+    def __post_init__(self) -> None:
         self._begin_life()
 
     async def start(self) -> None:
-        await self._crew.ready(self._crew.hosts[self._name])
+        await self.crew.ready(self.crew.hosts[self.name])
 
     def _begin_life(self) -> None:
         self._lives += 1
-        fleet = self._crew.fleet.update()
+        fleet = self.crew.fleet.update()
         self._revision = fleet.revision
-        self._crew.hosts[self._name] = self._spawn(self._client, fleet)
+        self.crew.hosts[self.name] = self.spawn(self._client, fleet)
 
     @property
     def _client(self) -> str:
         """How engines know this life of the host, lest an answer for the dead one be given to the living."""
-        return f"{self._name}.{self._lives}"
+        return f"{self.name}.{self._lives}"
 
     async def run(self) -> None:
         """Keep a host playing, until cancelled."""
         while True:
-            worker = self._crew.hosts[self._name]
+            worker = self.crew.hosts[self.name]
             transport = RayTransport(worker)
-            link = self._dispatcher.attach(transport, self._capacity, self._revision)
+            link = self.dispatcher.attach(transport, self.capacity, self._revision)
             death: WorkerDied | None = None
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -164,24 +161,24 @@ class HostKeeper:
                     tasks.create_task(transport.mishaps.raised())
                     tasks.create_task(_pump(worker, link))
             except* WorkerDied as deaths:
-                death = _death(deaths)
+                death = cast(WorkerDied, first_cause(deaths))
             assert death is not None, "a host plays until it dies"
-            self._dispatcher.detach(link)
+            self.dispatcher.detach(link)
             await self._replace(death)
 
     async def _replace(self, death: WorkerDied) -> None:
-        died_at = self._crew.clock.now()
+        died_at = self.crew.clock.now()
         while True:
-            self._crew.hosts[self._name].end()
-            self._crew.restarts.died(death)
+            self.crew.hosts[self.name].end()
+            self.crew.restarts.died(death)
             gone = self._client
             self._begin_life()
             try:
-                await asyncio.gather(self.start(), *(_forget(entry, gone) for entry in self._crew.fleet.living()))
+                await asyncio.gather(self.start(), *(_forget(entry, gone) for entry in self.crew.fleet.living()))
                 break
             except WorkerDied as again:
                 death = again
-        self._crew.restarts.back(death, self._crew.clock.now() - died_at)
+        self.crew.restarts.back(death, self.crew.clock.now() - died_at)
 
 
 async def _forget(engine: EngineEntry, client: str) -> None:
@@ -195,9 +192,3 @@ async def _pump(host: WorkerHandle, link: HostLink) -> None:
     while True:
         for packet in await host.call("collect"):
             link.receive(packet)
-
-
-def _death(deaths: ExceptionGroup[WorkerDied]) -> WorkerDied:
-    death = first_cause(deaths)
-    assert isinstance(death, WorkerDied)
-    return death

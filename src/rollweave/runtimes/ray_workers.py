@@ -138,7 +138,7 @@ class TrainerWorker:
 
 
 class HostWorker:
-    def __init__(self, client: str, blueprint: Blueprint, fleet: FleetUpdate, log: Path) -> None:
+    def __init__(self, blueprint: Blueprint, client: str, fleet: FleetUpdate, log: Path) -> None:
         """`client`: how engines know this life of the host."""
         _prepare_process(log)
         self._client = client

@@ -10,14 +10,10 @@ checksum of the whole, which does not depend on how it was cut.
 A tensor is bytes and the name of their type. Neither the store nor the digests look inside the bytes: NumPy has no
 bfloat16 and no float8, and such weights travel all the same. Only the engine that receives them makes tensors of them.
 
-The checksum by which trainer, store and engines agree on which weights they hold.
-
-Every tensor is read as 64-bit words in blocks; a block's digest is the wrapping sum of its words, each times an odd
-number of its own. A changed bit changes a word by a power of two, and an odd multiple of that is never zero modulo
-2^64, so it always shows; different multipliers make exchanged words show too. That runs at memory speed. Only the
-few block digests, with each tensor's name, type and shape, go through a cryptographic hash.
-
-What trainer and engines tell each other about a version: which one, and the digests of what they hold of it.
+For a digest, every tensor is read as 64-bit words in blocks; a block's digest is the wrapping sum of its words, each
+times an odd number of its own. A changed bit changes a word by a power of two, and an odd multiple of that is never
+zero modulo 2^64, so it always shows; different multipliers make exchanged words show too. That runs at memory speed.
+Only the few block digests, with each tensor's name, type and shape, go through a cryptographic hash.
 """
 
 from __future__ import annotations
@@ -107,6 +103,8 @@ class WeightMismatch(RollweaveError):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
+    """What trainer and engines tell each other about a version: the digests of what they hold of it."""
+
     version: int
     checksum: str
     """Of names and contents, whatever the size of the buckets: the same weights have the same checksum."""
@@ -155,10 +153,6 @@ class Piece:
     first: int
     last: int
 
-    @property
-    def ends_tensor(self) -> bool:
-        return self.last == self.tensor.size
-
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -199,7 +193,7 @@ def unpack(manifest: Manifest, flat: Bytes, into: Into) -> Fingerprint:
                 "stops before anything is drawn from it"
             )
         for piece in bucket:
-            if piece.ends_tensor:
+            if piece.last == piece.tensor.size:
                 into(piece.tensor.name, piece.tensor.view(flat))
     return tally.fingerprint(pushed.version)
 

@@ -7,22 +7,24 @@ A version is there as a whole or not at all.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from rollweave.errors import RollweaveError
-from rollweave.weights.buckets import Bytes, Fingerprint, Into, Manifest, Placed, pack, unpack
+from rollweave.weights.buckets import Bytes, Fingerprint, Into, Manifest, pack, unpack
 
 KEPT_VERSIONS = 2
 BUCKET_MB = 64.0
+
+_INDEX = TypeAdapter(tuple[str, Manifest])
+"""A manifest in a file, with the name of the file that holds the bytes."""
 
 
 class WeightStoreError(RollweaveError):
@@ -32,18 +34,15 @@ class WeightStoreError(RollweaveError):
 class WeightStore(Protocol):
     def push(self, version: int, tensors: Mapping[str, Any]) -> Fingerprint:
         """Make a version available. Versions above it are forgotten: a trainer that went back makes them anew."""
-        ...
 
     def pull(self, version: int, into: Into) -> Fingerprint:
         """Hand over the tensors of a version, each verified; returns the digests of what was read.
 
         Raises WeightMismatch, naming the bucket, and WeightStoreError.
         """
-        ...
 
     def latest(self) -> int | None:
         """The newest version that is whole."""
-        ...
 
 
 class MemoryStore:
@@ -95,7 +94,7 @@ class SharedMemoryStore:
                 "(docker run --shm-size=4g), or use runtime.type=inline"
             ) from error
         partial = Path(data).with_suffix(".partial")
-        partial.write_text(json.dumps({"data": Path(data).name, **asdict(manifest)}))
+        partial.write_bytes(_INDEX.dump_json((Path(data).name, manifest)))
         os.replace(partial, self._manifest(version))
         self._sweep(version)
         return manifest.fingerprint
@@ -119,13 +118,7 @@ class SharedMemoryStore:
         return self.folder / f"version-{version}.json"
 
     def _read(self, version: int) -> tuple[str, Manifest]:
-        found = json.loads(self._manifest(version).read_text())
-        digests, tensors = found["fingerprint"], found["tensors"]
-        return found["data"], Manifest(
-            Fingerprint(digests["version"], digests["checksum"], tuple(digests["buckets"])),
-            tuple(Placed(t["name"], t["dtype"], tuple(t["shape"]), t["start"], t["size"]) for t in tensors),
-            found["bucket_bytes"],
-        )
+        return _INDEX.validate_json(self._manifest(version).read_bytes())
 
     def _sweep(self, version: int) -> None:
         """Remove versions that are not kept, and whatever no manifest names: the rest of a push that was killed."""
@@ -136,7 +129,7 @@ class SharedMemoryStore:
                 path.unlink(missing_ok=True)
 
 
-def _kept(pushed: int, versions: Any) -> set[int]:
+def _kept(pushed: int, versions: Iterable[int]) -> set[int]:
     """What stays after a push: it and the one before. Later ones belong to a trainer's life that was taken back."""
     return set(sorted(v for v in versions if v <= pushed)[-KEPT_VERSIONS:])
 

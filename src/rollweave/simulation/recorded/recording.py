@@ -16,7 +16,7 @@ import numpy as np
 
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineStats, Request
-from rollweave.rewards.dispatch import RewardCall, Scored
+from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.link import Lease, Packet, Report
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
@@ -120,8 +120,8 @@ class RecordedRewards:
     def __init__(self) -> None:
         self._open: dict[str, Callable[[Scored], None]] = {}
 
-    def call(self, call: RewardCall, done: Callable[[Scored], None]) -> None:
-        self._open[call.attempt] = done
+    def call(self, trajectory: Trajectory, holder: int | None, done: Callable[[Scored], None]) -> None:
+        self._open[trajectory.id] = done
 
     def give_up(self, attempt: str) -> None:
         del self._open[attempt]
