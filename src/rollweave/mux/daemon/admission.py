@@ -138,15 +138,9 @@ class Admission:
 
 
 def _job(record: JobRecord) -> MuxJob:
-    assert record.profile is not None
+    times, memory, cold = record.profile, record.memory_gb, record.cold_seconds
+    assert times is not None
     profile = JobProfile(
-        t_roll=record.profile.t_roll,
-        t_train=record.profile.t_train,
-        n_roll=record.n_roll,
-        n_train=record.n_train,
-        mem_roll=record.memory_gb,
-        mem_train=record.memory_gb,
-        cold_roll=record.cold_seconds,
-        cold_train=record.cold_seconds,
+        times.t_roll, times.t_train, record.n_roll, record.n_train, memory, memory, cold_roll=cold, cold_train=cold
     )
     return MuxJob(record.id, profile, record.slo, max(1, record.steps - record.progress.step))

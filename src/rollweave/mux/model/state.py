@@ -56,7 +56,7 @@ class NodePool:
         self.used -= len(nodes)
 
     def copy(self) -> NodePool:
-        return NodePool(self.price, self.host_gb, self.limit, self.used, self.next, list(self.freed))
+        return replace(self, freed=list(self.freed))
 
 
 def rollout_pool(host_gb: float = 2048.0, limit: float = math.inf) -> NodePool:
@@ -91,18 +91,13 @@ class ClusterState:
         return self.groups[self.home[job]]
 
     def group_cost(self, group: CoGroup) -> float:
-        return group.cost(self.rollout.price, self.train.price)
+        """Dollars per hour of all nodes of the group, whether they are used or idle."""
+        return self.rollout.price * len(group.nodes) + self.train.price * group.width
 
     def sketch(self, groups: Iterable[int], jobs: Iterable[str]) -> ClusterState:
         """Make a copy in which the named groups and jobs may be changed. The rest is shared and may only be read."""
-        state = ClusterState(
-            self.rollout.copy(),
-            self.train.copy(),
-            dict(self.groups),
-            dict(self.jobs),
-            dict(self.home),
-            self.next_group,
-        )
+        pools = self.rollout.copy(), self.train.copy()
+        state = ClusterState(*pools, dict(self.groups), dict(self.jobs), dict(self.home), self.next_group)
         for number in groups:
             if number in self.groups:
                 state.groups[number] = self.groups[number].copy()
