@@ -124,17 +124,16 @@ class Admission:
     def restore(self, data: dict[str, Any] | None) -> None:
         """Go back to what `dump` wrote down; None: to nothing. Raises `PlanError` if that contradicts itself."""
         self.__post_init__()
-        if data is None:
+        if data is None or not data["home"]:
             return
         rollout, train = data["limits"]
-        if (rollout, train) != (self.rollout_nodes, self.train_nodes) and data["home"]:
+        if (rollout, train) != (self.rollout_nodes, self.train_nodes):
             raise NeverFits(
                 f"jobs are placed on {rollout} rollout and {train} train nodes; start the daemon with as many, or "
                 "cancel them first"
             )
-        if data["home"]:
-            self.state = _STATE.validate_python(data)
-            check_state(self.state, self.scheduler.policy)
+        self.state = _STATE.validate_python(data)
+        check_state(self.state, self.scheduler.policy)
 
 
 def _job(record: JobRecord) -> MuxJob:

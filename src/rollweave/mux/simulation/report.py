@@ -67,9 +67,10 @@ def over_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def as_table(run: dict[str, Any]) -> str:
     """One line per figure, units beside it."""
     bubbles, mix, latency = run["bubbles"], run["admissions"], run["decision_latency_ms"]
+    kept, in_time = run["slo_attainment"], run["slo_attainment_per_iteration"]
     lines = [
         ("total cost", f"{run['total_cost'] / 1000:,.1f} k$", f"{run['average_cost_per_h']:,.0f} $/h on average"),
-        ("SLO kept", f"{run['slo_attainment']:.1%} of jobs", f"{run['slo_attainment_per_iteration']:.1%} of iterations"),
+        ("SLO kept", f"{kept:.1%} of jobs", f"{in_time:.1%} of iterations"),
         ("peak", f"{run['peak_gpus']:,.0f} GPUs", ""),
         ("moves", f"{run['moves_per_hour']:.2f} /h", ""),
         ("bubbles", f"{bubbles['rollout']:.1%} rollout", f"{bubbles['train']:.1%} train"),
