@@ -59,7 +59,10 @@ comings_and_goings = st.lists(
 @example(  # a report that arrives before the move of its trajectory
     [Outage("engine", 0, 1.5, 0.5), Outage("engine", 1, 1.5, 0.5)], {"type": "one_off"}, 2, 1, LOSSY, False
 )
-def test_whoever_comes_and_goes_nothing_is_lost_and_the_run_ends(
+@example(  # a host's own first choice is heard of after that engine has died
+    [Outage("engine", 0, at, 0.0) for at in (6.0, 12.0, 15.0)], {"type": "sync"}, 1, 1, LOSSY, False
+)
+def test_engines_come_and_go_nothing_is_lost_and_the_run_ends(
     outages: list[Outage],
     pipeline: dict[str, Any],
     engines: int,

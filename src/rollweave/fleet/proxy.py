@@ -180,7 +180,7 @@ class LLMProxy:
         """The place of the trajectory as soon as an engine is open; None if it is given up. The episode keeps the
         deadline of the turn."""
         while guest.client is None and not guest.given_up:
-            self._find(guest, "")
+            self._find(guest, "it waited for an engine")
             if guest.client is None:
                 with self._clock.wait("proxy", f"an engine to serve {guest.ask.attempt}"):
                     self._changed.clear()
