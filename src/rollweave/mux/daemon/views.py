@@ -91,9 +91,6 @@ def _doing(record: JobRecord, controller: Controller) -> str:
     return "is being started" if record.process is None or record.state == "profiling" else "loads"
 
 
-ScreenRow = Sequence[str]
-
-
 def jobs_screen(jobs: Sequence[dict[str, Any]]) -> str:
     if not jobs:
         return "no jobs; hand one in with: rollweave submit JOB.yaml --slo 1.5"
@@ -126,7 +123,7 @@ def explain_screen(job: dict[str, Any]) -> str:
     return "\n".join([_table(facts), "", "placement:", *why, "", "what happened:", *events])
 
 
-def _job_row(job: dict[str, Any]) -> ScreenRow:
+def _job_row(job: dict[str, Any]) -> tuple[str, ...]:
     return (
         job["id"],
         job["state"],
@@ -158,7 +155,7 @@ def _number(value: float | None, unit: str) -> str:
     return "-" if value is None else f"{value:.2f}{unit}"
 
 
-def _table(rows: Sequence[ScreenRow], aligned: str = "<<<") -> str:
+def _table(rows: Sequence[Sequence[str]], aligned: str = "<<<") -> str:
     """Rows as columns; `aligned` has a format sign for each: `<` left, `>` right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     line = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(aligned, widths, strict=False))

@@ -6,7 +6,7 @@ Sums are cached, so that testing a placement takes only a few comparisons.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from rollweave.mux.model.job import JobProfile
@@ -168,4 +168,5 @@ class CoGroup:
         self.gang = any(len(nodes) > 1 for nodes in self.pins.values())
 
     def copy(self) -> CoGroup:
-        return replace(self, pins=dict(self.pins), phases=dict(self.phases))
+        pins, phases = dict(self.pins), dict(self.phases)
+        return CoGroup(self.id, self.train_nodes, self.mode, pins, phases, self.phantoms, self.order)

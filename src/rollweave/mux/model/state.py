@@ -56,7 +56,7 @@ class NodePool:
         self.used -= len(nodes)
 
     def copy(self) -> NodePool:
-        return replace(self, freed=list(self.freed))
+        return NodePool(self.price, self.host_gb, self.limit, self.used, self.next, list(self.freed))
 
 
 def rollout_pool(host_gb: float = 2048.0, limit: float = math.inf) -> NodePool:
