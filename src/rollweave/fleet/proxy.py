@@ -1,4 +1,4 @@
-"""LLMProxy: the one door through which the environments of a host reach engines.
+"""LLMProxy: hands the requests of a host's episodes to engines.
 
 A trajectory stays with the engine that it was leased with, because that engine holds its KV cache. When the engine is
 gone or drains, the proxy routes it again on its own view of the fleet and tells the driver. A request that is taken out
