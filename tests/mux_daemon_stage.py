@@ -73,7 +73,7 @@ class Theatre:
     def on_disk(self) -> dict[str, object]:
         """What a daemon that started now would know."""
         store = Store(self.folder / "state.db")
-        found = {"jobs": store.jobs(), "permits": store.fact("permits"), "scheduler": store.fact("scheduler")}
+        found = {"jobs": store.read_jobs()[0], "permits": store.fact("permits"), "scheduler": store.fact("scheduler")}
         store.close()
         return found
 

@@ -78,9 +78,10 @@ class Stage:
     async def _phase(self, player: Player, pool: SharedPool, ticket: str) -> int:
         self.table.ask(player.name, ticket, pool, player.seat.nodes[pool], partly=player.tail is not None)
         self.look_again()
-        while not self.table.holds(player.name, ticket):
+        while player.name not in self.table.permits:
             await self.changed.wait()
         permit = self.table.permits[player.name]
+        assert permit.ticket == ticket
         since = dict.fromkeys(permit.nodes, self.clock.now())
         try:
             async with asyncio.timeout(player.seconds[pool]):

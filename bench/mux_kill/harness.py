@@ -107,7 +107,7 @@ class Harness:
         """Stop everything in order; returns what is wrong with what is left."""
         self._cli("daemon", "stop")
         store = Store(self._folder.database)
-        records, permits = store.jobs(), store.fact("permits")
+        records, permits = store.read_jobs()[0], store.fact("permits")
         store.close()
         return [
             *(f"{job} is {records[job].state} after the stop" for job in self.jobs if records[job].state != "waiting"),
@@ -120,7 +120,7 @@ class Harness:
         with suppress(NoDaemon):
             self._kill(self._folder.address()["pid"])
         with suppress(OSError):
-            for record in Store(self._folder.database).jobs().values():
+            for record in Store(self._folder.database).read_jobs()[0].values():
                 if isinstance(record.process, Process) and alive(record.process):
                     self._kill(record.process.pid)
 
