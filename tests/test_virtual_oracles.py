@@ -294,7 +294,7 @@ def test_the_clock_notices_a_lease_that_nobody_plays(monkeypatch: pytest.MonkeyP
     """A dead host's episodes are forgotten: the run waits for ever, which the virtual clock does not."""
 
     def forget(self: Dispatcher, link: Any) -> None:
-        self._seats = [seat for seat in self._seats if seat.link is not link]
+        self._seats = {number: seat for number, seat in self._seats.items() if seat.link is not link}
         link.close()
 
     monkeypatch.setattr(Dispatcher, "detach", forget)

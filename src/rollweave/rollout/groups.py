@@ -117,7 +117,7 @@ class Leasing:
     def begun(self, group: RunningGroup) -> bool:
         """Whether a token of it may have been sampled."""
         return bool(group.finished or group.scoring or group.lost or group.failures) or any(
-            self.dispatcher.started(lease) for lease in group.leases.values()
+            self.dispatcher.player(lease) for lease in group.leases.values()
         )
 
     def _lease(self, group: RunningGroup, member: int) -> Lease:
