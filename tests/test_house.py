@@ -14,7 +14,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "rollweave"
 
 MOST_FILES = 260
-MOST_LINES = 32_600  # to become 31,000
+MOST_LINES = 31_000
 
 SHARED_NAMES: dict[str, str] = {}
 """Names that may be defined more than once, at most five, each with its reason."""

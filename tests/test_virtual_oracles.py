@@ -215,7 +215,7 @@ WAIT, REQUEUE = rollart(1), rollart(1, policy="requeue", max_requeues=0)
         ),
         (never_look_at_age, WAIT, HEAVY, oracles.staleness_is_bounded),
         (never_look_at_age, rollart(0.5), HEAVY, oracles.staleness_is_bounded),
-        (forget_a_group, WAIT, HEAVY, oracles.nobody_is_left_behind),
+        (forget_a_group, WAIT, HEAVY, oracles.no_task_is_forgotten),
         (one_too_many, WAIT, HEAVY, oracles.admission_follows_the_rule),
         (skip_a_task, WAIT, HEAVY, oracles.tasks_end_once),
         (train_twice, WAIT, HEAVY, oracles.batches_are_whole),

@@ -13,7 +13,7 @@ from tests.world.trainer import SimulatedTrainer
 from fleets import fleet_of
 from rollweave.clock import Clock, DeadlineExceeded, run_virtual
 from rollweave.engines.protocol import Sampling
-from rollweave.fleet.colocated import TakingTurns
+from rollweave.fleet.colocated import AlternatingTrainer
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.weight_sync import Transfer, WeightSync
 from rollweave.observability.events import MemoryRecorder
@@ -149,7 +149,7 @@ def test_when_taking_turns_no_token_is_drawn_while_the_trainer_works() -> None:
 
     async def main(clock: Clock) -> tuple[float, float]:
         one = engine(SimulatedEngine, clock)
-        trainer = TakingTurns(Training(clock, constant(1.0), 0), fleet_of([one]))
+        trainer = AlternatingTrainer(Training(clock, constant(1.0), 0), fleet_of([one]))
         async with asyncio.TaskGroup() as tasks:
             answer = tasks.create_task(one.generate(request_of("a#1", "a", [1], 0, Sampling())))
             await clock.sleep(1.5)
@@ -172,7 +172,7 @@ def test_when_taking_turns_an_update_does_not_wake_engines_while_the_trainer_wor
     async def main(clock: Clock) -> tuple[int, int]:
         one = SimulatedEngine(clock, constant(1.0), lambda rng: 100, sync=SyncModel(prepare=constant(3.0)))
         weights = WeightSync(SimulatedTrainer(clock, constant(1.0), 0), fleet_of([one]), clock, MemoryRecorder(), 9.0)
-        trainer = TakingTurns(Training(clock, constant(1.0), 0), fleet_of([one]))
+        trainer = AlternatingTrainer(Training(clock, constant(1.0), 0), fleet_of([one]))
         async with asyncio.TaskGroup() as tasks:
             answer = tasks.create_task(one.generate(request_of("a#1", "a", [1], 0, Sampling(max_tokens=100))))
             await clock.sleep(1.5)
@@ -260,7 +260,7 @@ def test_a_newcomer_stands_still_while_the_others_do_and_no_longer() -> None:
         entry = newcomer(weights, fleet, one)
         request = request_of("a#0", "a", [1], 0, Sampling(max_tokens=4))
         async with fleet.standing():
-            await fleet.do_as_the_others(entry)  # it does not serve yet: another version is on its way
+            await fleet.match_standing(entry)  # it does not serve yet: another version is on its way
             answer = asyncio.ensure_future(one.generate(request))
             await clock.sleep(50.0)
             assert not answer.done()

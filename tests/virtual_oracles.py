@@ -36,7 +36,7 @@ def check_everything(job: Job, world: World, run: SimulatedRun) -> None:
     batches_are_whole(job, run)
     trained_tokens_are_the_sampled_ones(job, run)
     staleness_is_bounded(job, run)
-    nobody_is_left_behind(job, run)
+    no_task_is_forgotten(job, run)
     admission_follows_the_rule(job, run)
     tasks_end_once(run)
     attempts_end_once(run)
@@ -125,7 +125,7 @@ def staleness_is_bounded(job: Job, run: SimulatedRun) -> None:
         )
 
 
-def nobody_is_left_behind(job: Job, run: SimulatedRun) -> None:
+def no_task_is_forgotten(job: Job, run: SimulatedRun) -> None:
     """Whatever is still open when the run ends could be consumed in time by a further step."""
     versions: dict[int, int] = {}
     for event in run.recorder.events:
@@ -322,7 +322,7 @@ def policy_is_kept(job: Job, run: SimulatedRun) -> None:
     if policy == "wait" and not job.rollout.redundant_groups and job.rollout.filter == "none":
         waiting_wastes_nothing(job, run)
     if isinstance(pipeline, RollArtPipeline):
-        nobody_is_requeued_too_often(pipeline, run)
+        no_group_is_requeued_too_often(pipeline, run)
     if policy != "drop" and not job.rollout.redundant_groups and job.rollout.filter == "none":
         assert not [event for event in data(run, "task.end") if event["end"] == "dropped-stale"]
 
@@ -340,7 +340,7 @@ def waiting_wastes_nothing(job: Job, run: SimulatedRun) -> None:
             assert event["end"] in ("trained", "infra-failed", "reward-failed")
 
 
-def nobody_is_requeued_too_often(pipeline: RollArtPipeline, run: SimulatedRun) -> None:
+def no_group_is_requeued_too_often(pipeline: RollArtPipeline, run: SimulatedRun) -> None:
     times = Counter(event["group"] for event in data(run, "group.requeued"))
     limit = pipeline.max_requeues if pipeline.policy == "requeue" else 0
     assert max(times.values(), default=0) <= limit
@@ -379,7 +379,7 @@ def check_resumed(job: Job, world: World, history: SimulatedRun) -> None:
     batches_are_whole(job, history)
     trained_tokens_are_the_sampled_ones(job, history)
     staleness_is_bounded(job, history)
-    nobody_is_left_behind(job, history)
+    no_task_is_forgotten(job, history)
     tasks_end_once(history)
     rewards_are_asked_for_again(history)
     failures_are_no_rewards(job, world, history)

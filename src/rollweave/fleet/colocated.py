@@ -13,7 +13,7 @@ from rollweave.weights.buckets import Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
-class TakingTurns:
+class AlternatingTrainer:
     """A trainer during whose steps the engines stand still."""
 
     trainer: Trainer

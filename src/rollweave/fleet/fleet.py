@@ -177,7 +177,7 @@ class EngineEntry:
     version: int = 0
     staged: int = 0
     """The newest version that it has verified."""
-    stood: int = 0
+    suspensions: int = 0
     """How often it was told to stand still."""
     seen: EngineStats = field(default_factory=EngineStats)
     """What it said of itself when it was last asked."""
@@ -347,22 +347,22 @@ class Fleet:
         """Inside, the engines stand still, one that joins meanwhile too. It nests."""
         self._standing += 1
         try:
-            await asyncio.gather(*(self.do_as_the_others(entry) for entry in self.living()))
+            await asyncio.gather(*(self.match_standing(entry) for entry in self.living()))
             yield
         finally:
             self._standing -= 1
-            await asyncio.gather(*(self.do_as_the_others(entry) for entry in self.living()))
+            await asyncio.gather(*(self.match_standing(entry) for entry in self.living()))
 
-    async def do_as_the_others(self, entry: EngineEntry) -> None:
+    async def match_standing(self, entry: EngineEntry) -> None:
         """Let an engine stand still if the fleet does, and go on if it does."""
         with self.surviving(entry):
-            while entry.stood != self._standing:
-                if entry.stood < self._standing:
-                    entry.stood += 1
+            while entry.suspensions != self._standing:
+                if entry.suspensions < self._standing:
+                    entry.suspensions += 1
                     with self.name_wait(f"{entry.id} to end its step and stand still"):
                         await entry.control.suspend()
                 else:
-                    entry.stood -= 1
+                    entry.suspensions -= 1
                     with self.name_wait(f"{entry.id} to go on"):
                         await entry.control.resume()
 

@@ -136,7 +136,7 @@ class WeightSync:
                 await self._until(lambda: not self._swapping, f"the engines to have their version, for {entry.id}")
                 if entry.version != self.version:
                     await self._give(entry, self.version)
-                await self.fleet.do_as_the_others(entry)
+                await self.fleet.match_standing(entry)
                 if entry.state == "starting" and entry.version == self.version and not self._swapping:
                     self.fleet.serve(entry)
         except DeadlineExceeded as late:

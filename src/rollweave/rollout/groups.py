@@ -89,7 +89,7 @@ LONGEST_BACKOFF = 60.0
 
 @dataclass(slots=True)
 class Leasing:
-    plan: RolloutSettings
+    settings: RolloutSettings
     ledger: Ledger
     dispatcher: Dispatcher
     on_report: OnReport
@@ -99,15 +99,15 @@ class Leasing:
     def issue(self, group: RunningGroup, members: Iterable[int], first: bool = False) -> None:
         """Lease these members; `first`: ahead of the leases that wait for a slot."""
         leases = [self._lease(group, member) for member in members]
-        for party in [[lease] for lease in leases] if self.plan.rollout.prompt_replication else [leases]:
+        for party in [[lease] for lease in leases] if self.settings.rollout.prompt_replication else [leases]:
             self.dispatcher.submit(party, self.on_report, first)
 
     def pause(self, group: RunningGroup, member: int) -> float:
         """Seconds before a member is tried again: doubles with each failure and differs between members, because what
         is down needs time."""
         failures = group.failures[member]
-        spread = 0.5 + generator(self.plan.seed, "backoff", group.id, member, failures).random()
-        return min(LONGEST_BACKOFF, self.plan.rollout.retry_backoff * 2 ** (failures - 1)) * spread
+        spread = 0.5 + generator(self.settings.seed, "backoff", group.id, member, failures).random()
+        return min(LONGEST_BACKOFF, self.settings.rollout.retry_backoff * 2.0 ** (failures - 1)) * spread
 
     def cancel(self, group: RunningGroup, cause: AttemptEnd) -> None:
         for lease in group.leases.values():
@@ -130,8 +130,8 @@ class Leasing:
             tries=tries,
             task=group.task,
             # Not a function of the try: an episode that is played again samples the same answers.
-            seed=derive(self.plan.seed, "sample", group.id, member),
-            sampling=self.plan.sampling,
+            seed=derive(self.settings.seed, "sample", group.id, member),
+            sampling=self.settings.sampling,
             version=group.version,
         )
         self.ledger.issue(lease.id)

@@ -163,14 +163,14 @@ class EnvManager:
         else:
             self.trajectory.outcome = Outcome.ENV_FAILED
 
-    def _go_on(self) -> None:
+    def _stop_if_cancelled(self) -> None:
         if self.cancelled:
             raise EpisodeCancelled
 
     # ------------------------------------------------------------------------------------------------- the turns
 
     async def _play_episode(self) -> None:
-        self._go_on()
+        self._stop_if_cancelled()
         environment = self.stage.environment(self.lease.task)
         reset = self.stage.clock.wait(self.name, "environment reset", self.stage.rollout.deadlines.env_reset)
         if getattr(environment, "interruptible", True):
@@ -181,7 +181,7 @@ class EnvManager:
         try:
             with reset:
                 observation = await environment.reset(self.lease.task.seed, self.lease.task.data)
-            self._go_on()
+            self._stop_if_cancelled()
             self._observe(self.stage.dialogue.open(observation))
             while (next_observation := await self._take_turn(environment)) is not None:
                 self._observe(next_observation)
@@ -213,7 +213,7 @@ class EnvManager:
             result = await environment.step(turn.text)
         turn.environment_seconds = self.stage.clock.now() - wait.since
         turn.reward = result.reward
-        self._go_on()
+        self._stop_if_cancelled()
         return self._after(result)
 
     def _after(self, result: StepResult) -> TokenIds | None:
@@ -248,7 +248,7 @@ class EnvManager:
             stage.proxy.abort(lease.id)
             raise
         self._answer(completion, stage.clock.now() - wait.since)
-        self._go_on()
+        self._stop_if_cancelled()
         if completion.finish == "aborted":
             raise wait.too_late() if wait.expired else EnvironmentFailed(f"the engine gave up turn {turn}")
         if stage.barrier:
@@ -273,7 +273,7 @@ class EnvManager:
         with wait:
             await barrier.arrive()
         self._interruptible.remove(wait)
-        self._go_on()
+        self._stop_if_cancelled()
 
 
 async def score(stage: Stage, trajectory: Trajectory, who: str) -> Scored:

@@ -36,7 +36,7 @@ HOPELESS_ATTEMPTS = 16
 class RolloutScheduler:
     def __init__(
         self,
-        plan: RolloutSettings,
+        settings: RolloutSettings,
         bound: StalenessBound,
         cursor: Cursor,
         dispatcher: Dispatcher,
@@ -44,16 +44,16 @@ class RolloutScheduler:
         clock: Clock,
         recorder: Emitter,
     ) -> None:
-        self.plan = plan
-        self._rollout = plan.rollout
+        self.settings = settings
+        self._rollout = settings.rollout
         self.bound = bound
         self.cursor = cursor
         self.ledger = Ledger(recorder)
         self.buffer = SampleBuffer(bound)
         self.engine_version = 0
         self.next_step = 0
-        self._filter = GroupFilter(plan.rollout.filter)
-        self._leasing = Leasing(plan, self.ledger, dispatcher, partial(self._safely, self._book))
+        self._filter = GroupFilter(settings.rollout.filter)
+        self._leasing = Leasing(settings, self.ledger, dispatcher, partial(self._safely, self._book))
         self._scoring = scoring
         self._clock = clock
         self._recorder = recorder
@@ -144,7 +144,7 @@ class RolloutScheduler:
 
     def _admit_group(self) -> None:
         number = self.cursor.position
-        members = self.plan.members
+        members = self.settings.members
         group = RunningGroup(number, self.engine_version, task=self.cursor.next(), members=members)
         self.running[number] = group
         self.ledger.admit(number)
@@ -231,7 +231,7 @@ class RolloutScheduler:
             self._break(
                 kind(
                     f"the first {self._failures[end]} episodes all failed; the last one: {trajectory.cause}\n"
-                    f"try it alone: {self.plan.try_alone}"
+                    f"try it alone: {self.settings.try_alone}"
                 )
             )
 
@@ -299,12 +299,12 @@ class RolloutScheduler:
     def _select(self, step: int) -> Selection | None:
         if self._broken is not None:
             raise self._broken
-        start_only = self.plan.policy == "start_only"
+        start_only = self.settings.policy == "start_only"
         if self._over_issues and not start_only:
             for id in self.buffer.left_over(step):
                 self._discard(id, AttemptEnd.SURPLUS)
                 self._admit()
-        all_stay = self.plan.policy == "wait" and not self._over_issues
+        all_stay = self.settings.policy == "wait" and not self._over_issues
         if all_stay and self.buffer.must_wait(step, (group.version for group in self.running.values())):
             return None
         running = (
@@ -314,13 +314,15 @@ class RolloutScheduler:
         return self.buffer.select(step, running, self._filter.survivors, start_only)
 
     def _expendable(self, group: RunningGroup) -> bool:
-        return self.plan.policy == "drop" or (self.plan.policy == "requeue" and group.requeues < self.plan.max_requeues)
+        return self.settings.policy == "drop" or (
+            self.settings.policy == "requeue" and group.requeues < self.settings.max_requeues
+        )
 
     def _give_up(self, selection: Selection) -> None:
         for id in selection.surplus:
             self._discard(id, AttemptEnd.SURPLUS)
         for id in selection.stale:
-            if self.plan.policy == "requeue" and id in self.running:
+            if self.settings.policy == "requeue" and id in self.running:
                 self._requeue(self.running[id])
             else:
                 self._discard(id, AttemptEnd.STALE)
@@ -371,7 +373,7 @@ class RolloutScheduler:
         self._any_played = self._any_scored = bool(state.version)
         for group in state.open:
             task = self.cursor.source.task(group.id)
-            self.running[group.id] = RunningGroup.from_state(group, task, self.plan.members)
+            self.running[group.id] = RunningGroup.from_state(group, task, self.settings.members)
         kept = [trajectory for group in state.buffered for trajectory in group.members]
         kept += [trajectory for group in state.open for trajectory in (*group.finished, *group.scoring.values())]
         for attempt in sorted(self.ledger.open_attempts - {trajectory.id for trajectory in kept}):
@@ -397,7 +399,7 @@ class RolloutScheduler:
     def _check_staleness(self, batch: Batch) -> None:
         """The bound is kept by admission; this is the check that it was, where samples are consumed."""
         staleness = [batch.step - group.oldest_version for group in batch.groups]
-        if self.plan.policy != "start_only" and not self.bound.keeps(staleness):
+        if self.settings.policy != "start_only" and not self.bound.keeps(staleness):
             raise LedgerError(
                 f"step {batch.step}: the staleness bound (alpha) {self.bound.alpha:g} is exceeded: {sorted(staleness)}"
             )

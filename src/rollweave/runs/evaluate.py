@@ -76,7 +76,7 @@ def _model(target: str) -> str | dict[str, str]:
 
 async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
     from rollweave.policies.chat import ChatFormat
-    from rollweave.runtimes.inline import start_players
+    from rollweave.runtimes.inline import start_engines_and_host
 
     blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()))
     held_out = source(job.environment, job.seed, Path()).held_out(tasks)
@@ -85,7 +85,7 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
     stop_tokens = ChatFormat.of(policy).stop_tokens
     fleet = Fleet()
     dispatcher = Dispatcher.of(job.rollout, fleet)
-    async with start_players(blueprint, fleet, dispatcher, clock, MemoryStore()):
+    async with start_engines_and_host(blueprint, fleet, dispatcher, clock, MemoryStore()):
         recorder = Recorder(clock.now)
         scoring = Scoring(HostBackend(dispatcher, recorder, job.rollout.max_retries), recorder)
         playing = evaluator(job.control, held_out, stop_tokens, dispatcher, scoring, clock, recorder)

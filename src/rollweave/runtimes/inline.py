@@ -67,7 +67,7 @@ class InlineTrainer:
 
 
 @asynccontextmanager
-async def start_players(
+async def start_engines_and_host(
     blueprint: Blueprint,
     fleet: Fleet,
     dispatcher: Dispatcher,
@@ -119,7 +119,7 @@ async def start_inline(
     """The workers of a job in this process. Modelled step times drive the real parts by the virtual clock."""
     store = MemoryStore(blueprint.job.weights.bucket_mb)
     trainer = InlineTrainer(blueprint.trainer(), store, clock, train_step_seconds)
-    async with start_players(blueprint, fleet, dispatcher, clock, store, engine_step_seconds):
+    async with start_engines_and_host(blueprint, fleet, dispatcher, clock, store, engine_step_seconds):
         yield trainer
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from rollweave.clock import Clock
 from rollweave.config.job import RayRuntime
 from rollweave.errors import ConfigError
-from rollweave.fleet.colocated import TakingTurns
+from rollweave.fleet.colocated import AlternatingTrainer
 from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
@@ -56,12 +56,14 @@ async def start_ray(
     with shared_folder() as store, _connected(runtime):
         crew = Crew(clock, recorder, Restarts(recorder), fleet)
         dispatcher.ask_waits = crew.waits
-        plan = layout(blueprint.job, runtime)
-        trainer = _worker(TrainerWorker, "trainer", logs, plan.trainer_threads, blueprint, store)
-        names = ["engine"] if len(plan.engines) == 1 else [f"engine-{number}" for number in range(len(plan.engines))]
+        places = layout(blueprint.job, runtime)
+        trainer = _worker(TrainerWorker, "trainer", logs, places.trainer_threads, blueprint, store)
+        names = (
+            ["engine"] if len(places.engines) == 1 else [f"engine-{number}" for number in range(len(places.engines))]
+        )
         keepers: list[EngineKeeper | HostKeeper] = [
             EngineKeeper(crew, partial(_worker, EngineWorker, name, logs, seat.threads, blueprint, store), seat.tasks)
-            for name, seat in zip(names, plan.engines, strict=True)
+            for name, seat in zip(names, places.engines, strict=True)
         ]
         capacity = -(-blueprint.job.rollout.slots // runtime.hosts)
         for name in [f"host-{number}" for number in range(runtime.hosts)]:
@@ -71,7 +73,7 @@ async def start_ray(
         client = RayTrainer(trainer, clock, blueprint.job.rollout.deadlines, crew.restarts)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(keeper.run()) for keeper in keepers]
-            yield TakingTurns(client, fleet) if plan.colocated else client
+            yield AlternatingTrainer(client, fleet) if places.colocated else client
             for task in running:
                 task.cancel()
 

@@ -51,7 +51,7 @@ class WorkerHandle:
             cause = error.cause
             raise (first_cause(cause) if isinstance(cause, BaseExceptionGroup) else cause) from error
         except RayActorError as error:
-            raise WorkerDied(self._obituary(error), self.name) from error
+            raise WorkerDied(self._death_message(error), self.name) from error
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Call without waiting for an answer. The worker notices what goes wrong in it (see `Mishaps`)."""
@@ -63,7 +63,7 @@ class WorkerHandle:
 
         ray.kill(self.actor)
 
-    def _obituary(self, error: Exception) -> str:
+    def _death_message(self, error: Exception) -> str:
         if getattr(error, "actor_init_failed", False):
             return f"the worker {self.name!r} could not be started: {error}"
         lines = self._last_lines()

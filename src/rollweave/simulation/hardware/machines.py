@@ -10,7 +10,7 @@ from rollweave.config.cluster import GENERATES, Pool
 from rollweave.config.control import ControlConfig
 from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
-from rollweave.fleet.colocated import TakingTurns
+from rollweave.fleet.colocated import AlternatingTrainer
 from rollweave.fleet.fleet import EngineEntry, EngineRole, Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
@@ -82,7 +82,7 @@ class Machines:
         self.core = GpuTrainer(clock, training_costs(scenario), self._weights.publish)
         """The trainer itself, whatever it is wrapped in."""
         shared = bool(scenario.cluster.of_role("colocated"))
-        self.trainer: Trainer = TakingTurns(self.core, fleet) if shared else self.core
+        self.trainer: Trainer = AlternatingTrainer(self.core, fleet) if shared else self.core
         self.engines: list[GpuEngine | PrefillEngine] = []
         """All that ever were, in order of joining."""
         generating = [pool for pool in scenario.cluster.pools if pool.role in GENERATES]
