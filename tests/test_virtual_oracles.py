@@ -189,7 +189,7 @@ def forget_a_group(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful_admit(self: RolloutScheduler) -> None:
         admit(self)
-        self._running.pop(10, None)
+        self.running.pop(10, None)
 
     def forgetful_issue(self: Leasing, group: RunningGroup, *args: Any, **more: Any) -> None:
         if group.id != 10:
@@ -294,7 +294,7 @@ def test_the_clock_notices_a_lease_that_nobody_plays(monkeypatch: pytest.MonkeyP
     """A dead host's episodes are forgotten: everybody waits for ever, which the virtual clock does not."""
 
     def forget(self: Dispatcher, link: Any) -> None:
-        self._seats = [seat for seat in self._seats if seat.link is not link]
+        self._seats = {number: seat for number, seat in self._seats.items() if seat.link is not link}
         link.close()
 
     monkeypatch.setattr(Dispatcher, "detach", forget)

@@ -196,15 +196,6 @@ class FleetStats:
     engines: tuple[EngineStats, ...]
     """Of each engine that lives."""
 
-    @property
-    def versions(self) -> tuple[int, ...]:
-        return tuple(engine.version for engine in self.engines)
-
-    @property
-    def memory_mb(self) -> float:
-        """Of the largest engine process."""
-        return max((engine.memory_mb for engine in self.engines), default=0.0)
-
 
 class Fleet:
     def __init__(self) -> None:

@@ -25,9 +25,6 @@ from rollweave.fleet.router import Route, RouteAsk, choose, surplus, with_prefil
 Connect = Callable[[EngineInfo], EngineClient]
 """How a host reaches an engine. Inline, its address is the engine itself."""
 
-OnRoute = Callable[[str, Route], None]
-"""Hears that a trajectory changed its engine."""
-
 
 @dataclass(slots=True)
 class _Guest:
@@ -48,7 +45,8 @@ class _Guest:
 
 class LLMProxy:
     def __init__(self, clock: Clock, fleet: FleetUpdate, connect: Connect = attrgetter("address")) -> None:
-        self.on_route: OnRoute = lambda attempt, route: None
+        self.on_route: Callable[[str, Route], None] = lambda attempt, route: None
+        """Hears that a trajectory changed its engine."""
         self._clock = clock
         self._connect = connect
         self._view = FleetView(fleet)

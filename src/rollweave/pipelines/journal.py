@@ -108,7 +108,7 @@ class Journal:
         self._steps.add("recompute", now.recompute_seconds - last.recompute_seconds)
         return {
             "idle/engine": self._engine_idle.sample(now.busy_seconds, workers=self.fleet.size),
-            "memory/engine_mb": stats.memory_mb,
+            "memory/engine_mb": max((engine.memory_mb for engine in stats.engines), default=0.0),
         }
 
 

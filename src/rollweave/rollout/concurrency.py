@@ -105,7 +105,7 @@ class AdaptiveConcurrency:
             running=sum(engine.running for engine in now.engines),
             waiting=sum(engine.waiting for engine in now.engines),
             playing=max(playing, self._playing),
-            updated=before.versions != now.versions,
+            updated=[engine.version for engine in before.engines] != [engine.version for engine in now.engines],
         )
 
     def _apply(self, pressure: Pressure) -> None:

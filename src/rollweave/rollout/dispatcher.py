@@ -75,7 +75,8 @@ class Dispatcher:
         self.ask_waits: Callable[[], Awaitable[list[Waiting]]] = _no_other_process
         """Asks what is waited for in hosts of other processes, which have clocks of their own; set by their runtime."""
         self._scheduling = scheduling
-        self._seats: list[_Seat] = []
+        self._seats: dict[int, _Seat] = {}
+        """By the numbers of their hosts, in order of attaching."""
         self._numbers = itertools.count()
         self._queue: deque[_Party] = deque()
         self._parties: dict[str, _Party] = {}
@@ -84,7 +85,7 @@ class Dispatcher:
     def listen(self, recorder: Emitter) -> None:
         """From now on hosts and episodes are events; first the hosts that are there."""
         self._recorder = recorder
-        for seat in self._seats:
+        for seat in self._seats.values():
             recorder.emit("host.attach", host=seat.number, capacity=seat.capacity)
 
     # ------------------------------------------------------------------------------------------------- hosts
@@ -98,7 +99,7 @@ class Dispatcher:
         of the fleet that the host knows, if that is not the present one."""
         seat = _Seat(capacity, next(self._numbers))
         seat.link = Endpoint(transport, lambda message: self._hear(seat, message))
-        self._seats.append(seat)
+        self._seats[seat.number] = seat
         if revision not in (None, self._fleet.revision):
             self._tell_of_fleet(seat)
         self._recorder.emit("host.attach", host=seat.number, capacity=capacity)
@@ -108,8 +109,8 @@ class Dispatcher:
 
     def detach(self, link: HostLink) -> None:
         """A host is dead: what it played is reported as lost with it."""
-        seat = next(seat for seat in self._seats if seat.link is link)
-        self._seats.remove(seat)
+        seat = next(seat for seat in self._seats.values() if seat.link is link)
+        del self._seats[seat.number]
         link.close()
         self._recorder.emit("host.detach", host=seat.number)
         for lease in list(seat.playing.values()):
@@ -120,13 +121,12 @@ class Dispatcher:
     @property
     def hosts(self) -> list[int]:
         """The numbers of the hosts that are there, in order of attaching."""
-        return [seat.number for seat in self._seats]
+        return list(self._seats)
 
     def say(self, host: int, id: str, message: ToHost) -> None:
         """Send a host a message that is not a lease. A host that is gone gets nothing."""
-        for seat in self._seats:
-            if seat.number == host:
-                seat.link.say(id, message)
+        if host in self._seats:
+            self._seats[host].link.say(id, message)
 
     # ------------------------------------------------------------------------------------------------ leases
 
@@ -153,10 +153,6 @@ class Dispatcher:
             self._queue.remove(party)
         self._end(_unplayed(party.leases[id], "cancelled before it began"))
 
-    def started(self, id: str) -> bool:
-        """Whether a lease that has not been reported was handed to a host."""
-        return self._parties[id].seat is not None
-
     def player(self, id: str) -> tuple[Lease, HostLink] | None:
         """The lease of this id and the link to the host that plays it, if one does."""
         party = self._parties.get(id)
@@ -164,26 +160,26 @@ class Dispatcher:
 
     @property
     def playing(self) -> int:
-        return sum(len(seat.playing) for seat in self._seats)
+        return sum(len(seat.playing) for seat in self._seats.values())
 
     @property
     def capacity(self) -> int:
         """Episodes that may be played at once."""
-        room = sum(seat.capacity for seat in self._seats)
+        room = sum(seat.capacity for seat in self._seats.values())
         return room if self.limit is None else min(room, self.limit)
 
     @property
     def free(self) -> int:
         """Episodes that could begin at once."""
-        return 0 if self._queue else self.capacity - sum(seat.used for seat in self._seats)
+        return 0 if self._queue else self.capacity - sum(seat.used for seat in self._seats.values())
 
     def _fill(self) -> None:
-        if self._scheduling == "batch" and any(seat.used for seat in self._seats):
+        if self._scheduling == "batch" and any(seat.used for seat in self._seats.values()):
             return
-        used = sum(seat.used for seat in self._seats)
+        used = sum(seat.used for seat in self._seats.values())
         while self._queue and self._seats:
             party = self._queue[0]
-            seat = max(self._seats, key=lambda seat: seat.room)
+            seat = max(self._seats.values(), key=lambda seat: seat.room)
             # One that is larger than any host starts when a host is empty.
             room = min(seat.room, self.capacity - used)
             if room <= 0 or (room < party.size and seat.used):
@@ -213,7 +209,7 @@ class Dispatcher:
         self._recorder.emit("route", attempt=attempt, engine=engine, reason=reason, **inputs)
 
     def _tell_hosts(self, changed: EngineEntry) -> None:
-        for seat in self._seats:
+        for seat in self._seats.values():
             self._tell_of_fleet(seat)
 
     def _tell_of_fleet(self, seat: _Seat) -> None:
@@ -249,7 +245,7 @@ class Dispatcher:
         party.on_report(lease, report)
 
     def _tell(self, event: str, lease: Lease) -> None:
-        slots, used = self.capacity, sum(seat.used for seat in self._seats)
+        slots, used = self.capacity, sum(seat.used for seat in self._seats.values())
         free = max(0, slots - used)
         self._recorder.emit(event, id=lease.id, group=lease.group, free=free, slots=slots, in_line=len(self._queue))
 

@@ -6,6 +6,7 @@ wanted any more. What a report means for its group, the scheduler decides.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field, fields
@@ -107,7 +108,7 @@ class Leasing:
         is down needs time."""
         failures = group.failures[member]
         spread = 0.5 + generator(self.plan.seed, "backoff", group.id, member, failures).random()
-        return min(LONGEST_BACKOFF, self.plan.rollout.retry_backoff * 2 ** (failures - 1)) * spread
+        return min(LONGEST_BACKOFF, math.ldexp(self.plan.rollout.retry_backoff, failures - 1)) * spread
 
     def cancel(self, group: RunningGroup, cause: AttemptEnd) -> None:
         for lease in group.leases.values():
@@ -117,7 +118,7 @@ class Leasing:
     def begun(self, group: RunningGroup) -> bool:
         """Whether a token of it may have been sampled."""
         return bool(group.finished or group.scoring or group.lost or group.failures) or any(
-            self.dispatcher.started(lease) for lease in group.leases.values()
+            self.dispatcher.player(lease) for lease in group.leases.values()
         )
 
     def _lease(self, group: RunningGroup, member: int) -> Lease:

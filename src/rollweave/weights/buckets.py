@@ -141,9 +141,6 @@ class Placed:
     size: int
     """In bytes."""
 
-    def view(self, flat: Bytes) -> RawTensor:
-        return RawTensor(self.dtype, self.shape, flat[self.start : self.start + self.size])
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -192,9 +189,9 @@ def unpack(manifest: Manifest, flat: Bytes, into: Into) -> Fingerprint:
                 f"({_contents(bucket)}): its digest is {digest}, it was pushed with {pushed.buckets[number]}; the run "
                 "stops before anything is drawn from it"
             )
-        for piece in bucket:
-            if piece.last == piece.tensor.size:
-                into(piece.tensor.name, piece.tensor.view(flat))
+        for tensor in (piece.tensor for piece in bucket if piece.last == piece.tensor.size):
+            data = flat[tensor.start : tensor.start + tensor.size]
+            into(tensor.name, RawTensor(tensor.dtype, tensor.shape, data))
     return tally.fingerprint(pushed.version)
 
 
