@@ -21,12 +21,12 @@ class Patient:
 HOST = """
 import asyncio, sys
 from rollweave.environments.isolation import EnvironmentPool
-from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
+from rollweave.environments.registry import EnvironmentFactory, maker
 from rollweave.tasks import Task
 from tests.hanging_world import Patient
 
 async def host():
-    pool = EnvironmentPool(EnvironmentFactory({"Patient": ObjectMaker(Patient)}), 1)
+    pool = EnvironmentPool(EnvironmentFactory({"Patient": maker(Patient)}), 1)
     environment = pool(Task("t", "Patient", 0))
     await environment.reset(0, {})
     step = asyncio.ensure_future(environment.step("left"))

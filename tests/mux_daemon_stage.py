@@ -67,15 +67,13 @@ class Theatre:
         self.launch(job)
         permit = self.ask(job, "start")
         assert permit is not None
-        self.controller.permit_table.give_back(
-            job, permit.epoch
-        )  # not in anybody's way until it asks for its first phase
+        self.controller.permit_table.give_back(job, permit.epoch)  # in no job's way until it asks for its first phase
         return job
 
     def on_disk(self) -> dict[str, object]:
         """What a daemon that started now would know."""
         store = Store(self.folder / "state.db")
-        found = {"jobs": store.jobs(), "permits": store.fact("permits"), "scheduler": store.fact("scheduler")}
+        found = {"jobs": store.read_jobs()[0], "permits": store.fact("permits"), "scheduler": store.fact("scheduler")}
         store.close()
         return found
 

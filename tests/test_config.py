@@ -13,7 +13,7 @@ from rollweave.config.control import RollArtPipeline, SyncPipeline
 from rollweave.config.document import dump, parse
 from rollweave.config.environments import PromptsConfig, PythonEnvironmentConfig
 from rollweave.config.job import InlineRuntime, Job, LocalModel, RayRuntime, TinyModel
-from rollweave.config.load import dump_job, load_job, parse_job
+from rollweave.config.load import dump_job, load_job, parse_text
 from rollweave.errors import ConfigError
 
 # Hypothesis fails a case that takes long: a timing assertion, wrong on a busy machine.
@@ -423,9 +423,9 @@ def test_any_job_comes_back_equal_from_its_resolved_file(arguments: dict[str, ob
         "pipeline": {"type": "sync"},
         "training": {"learning_rate": rate},
     }
-    job = parse_job(dump(data), "a job", ROOT)
+    job = parse_text(dump(data), "a job", ROOT, Job)
     assert (job.seed, job.training.learning_rate) == (seed, rate)
-    assert parse_job(dump_job(job), "its copy", Path("/elsewhere")) == job
+    assert parse_text(dump_job(job), "its copy", Path("/elsewhere"), Job) == job
 
 
 # -------------------------------------------------------------------------------------------------- reference

@@ -24,8 +24,7 @@ from isolation_worlds import Counter
 from rollweave.environments.adapt import adapt
 from rollweave.environments.frozen_lake import FrozenLake
 from rollweave.environments.isolation import EnvironmentPool
-from rollweave.environments.prompts import Prompts
-from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
+from rollweave.environments.registry import EnvironmentFactory, Prompts, maker
 from rollweave.tasks import Task
 
 
@@ -48,7 +47,7 @@ class Isolated:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Make]:
-        pool = EnvironmentPool(EnvironmentFactory({"world": ObjectMaker(self.world)}), 2)
+        pool = EnvironmentPool(EnvironmentFactory({"world": maker(self.world)}), 2)
         try:
             yield lambda: pool(Task("t", "world", 0))
         finally:

@@ -25,7 +25,7 @@ from rollweave.clock import Clock, run_wall
 from rollweave.config.control import RolloutConfig
 from rollweave.engines.protocol import Sampling
 from rollweave.environments.isolation import EnvironmentPool
-from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
+from rollweave.environments.registry import EnvironmentFactory, maker
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Lease, Report
@@ -163,7 +163,7 @@ def test_one_hung_environment_of_64_costs_its_own_slot_and_no_more() -> None:
     """Every other episode is played to its end, on 63 slots, while one hangs in a process of its own."""
 
     async def main(clock: Clock) -> None:
-        pool = EnvironmentPool(EnvironmentFactory({"Patient": ObjectMaker(Patient)}), per_process=1)
+        pool = EnvironmentPool(EnvironmentFactory({"Patient": maker(Patient)}), per_process=1)
         stage = Stage(clock, proxy_of([NullEngine()]), pool, NullDialogue(), NullScorer(), RolloutConfig())
         dispatcher = Dispatcher()
         host: EnvHost

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.world.durations import constant, lognormal
+from tests.world.engine import SyncModel
+from tests.world.environment import EnvironmentModel
+from tests.world.faults import Outage
+from tests.world.hosts import TransportModel
+from tests.world.world import SimulatedRun, World
 
 from rollweave.clock import DeadlineExceeded
 from rollweave.config.job import Job
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.faults import Outage
-from rollweave.simulation.world.engine import SyncModel
-from rollweave.simulation.world.environment import EnvironmentModel
-from rollweave.simulation.world.hosts import TransportModel
-from rollweave.simulation.world.world import SimulatedRun, World
 from test_pipelines_virtual import many
 from virtual_oracles import check_everything
 from virtual_worlds import make_job, run

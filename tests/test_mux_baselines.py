@@ -8,7 +8,6 @@ import pytest
 
 from mux_worlds import plain_job, scenario
 from rollweave.errors import ConfigError
-from rollweave.mux.baselines.bound import lower_bound
 from rollweave.mux.decisions.scheduler import Scheduler
 from rollweave.mux.model.group import CoGroup, phases_at
 from rollweave.mux.model.job import MuxJob
@@ -19,6 +18,7 @@ from rollweave.mux.simulation.replay import Replay
 from rollweave.mux.simulation.simulate import simulate
 from rollweave.mux.simulation.trace import TraceJob
 from rollweave.seeds import generator
+from rollweave_experiments.baselines.bound import lower_bound
 from rollweave_experiments.baselines.fits import MostIdle, idle
 from rollweave_experiments.baselines.gavel import best_shares
 from rollweave_experiments.baselines.opt import Cells, Opt, Regroup, jobs_that_move, pack, partition

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from rollweave.mux.daemon.client import Client, DaemonError
 from rollweave.mux.daemon.records import JobRecord, forget_ending, how_it_ended
 from rollweave.mux.daemon.store import StateFolder, Store
 from rollweave.mux.daemon.views import daemon_screen, explain_screen, jobs_screen
-from rollweave.runtimes.machine import Process, alive, only_one, pause
+from rollweave.runtimes.machine import Process, alive, only_one
 
 JOB = """
 name: small
@@ -123,7 +124,7 @@ def test_a_process_number_that_was_given_to_somebody_else_is_not_our_process() -
     began = _started(child.pid)
     while (state := Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]) != "Z":
         assert state != "X"
-    assert not alive(Process(child.pid, began or 0))  # dead, though nobody has asked for its code yet
+    assert not alive(Process(child.pid, began or 0))  # dead, though its code has not been asked for yet
     child.wait()
 
 
@@ -191,7 +192,7 @@ def test_a_job_that_cannot_be_profiled_says_why_and_is_not_tried_again(tmp_path:
     try:
         done("submit", str(tmp_path / "job.yaml"), *state)
         while (job := client.get("/jobs")[0])["state"] == "profiling":
-            pause(0.1)
+            time.sleep(0.1)
     finally:
         done("daemon", "stop", *state)
     assert (job["state"], job["error"]) == ("failed", "model.heads (6) must be a multiple of model.kv_heads (4)")

@@ -153,7 +153,7 @@ def test_nobody_waits_for_a_start_longer_than_a_phase(theatre: Theatre) -> None:
     theatre.time += 2.9
     assert not theatre.controller.tick()
     theatre.time += 0.2
-    assert theatre.controller.tick() and theatre.controller.permit_table.holds(a, "at")
+    assert theatre.controller.tick() and theatre.controller.permit_table.permits[a].ticket == "at"
     assert theatre.on_disk() == theatre.in_memory()
 
 

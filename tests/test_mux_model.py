@@ -12,6 +12,7 @@ from tests.mux_events import RoundRobin, Shop, fifo, groups, shop_of
 from rollweave.mux.model.group import CoGroup, phases_at
 from rollweave.mux.model.job import JobProfile, MuxJob, ProfileError
 from rollweave.mux.model.period import best_order, fifo_bound, fifo_means, fifo_worst, max_plus_period, meta_period
+from rollweave.mux.model.state import ClusterState
 from rollweave.seeds import generator
 
 FEW = settings(max_examples=60, deadline=None)
@@ -42,7 +43,7 @@ def test_group_sums() -> None:
     for name, roll, train, node in (("a", 156, 102, 0), ("b", 100, 30, 0), ("c", 80, 20, 1)):
         group.add(name, phases_at(JobProfile(roll, train, mem_roll=10), 1), (node,))
     assert group.t_cycle == 258 and group.t_load == 256 and not group.saturated
-    assert group.node_mem == {0: 20, 1: 10} and group.cost(14.8, 42.24) == pytest.approx(71.84)
+    assert group.node_mem == {0: 20, 1: 10} and ClusterState().group_cost(group) == pytest.approx(71.84)
     group.remove("a")
     assert group.t_cycle == 130 and group.t_load == 100
     group.add("d", phases_at(JobProfile(40, 30), 1), (0,))

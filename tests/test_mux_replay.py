@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from mux_worlds import line, plain_job, recorded_traces, scenario
 from rollweave.cli.mux import app
 from rollweave.errors import ConfigError
-from rollweave.mux.baselines.setups import setup
-from rollweave.mux.baselines.simple import Plain, Solo
+from rollweave.mux.baselines import Plain, setup
 from rollweave.mux.decisions.plan import Plan, PlanStep
 from rollweave.mux.decisions.scheduler import Scheduler
 from rollweave.mux.model.job import MuxJob
@@ -26,7 +25,7 @@ from rollweave.mux.simulation.jobs import MODELS, SIZES, JobMix, draw_jobs
 from rollweave.mux.simulation.phases import PhaseReplay
 from rollweave.mux.simulation.replay import Failure, Replay, ReplayResult
 from rollweave.mux.simulation.report import as_json
-from rollweave.mux.simulation.simulate import TraceScenario, simulate
+from rollweave.mux.simulation.simulate import TraceScenario, bound, simulate
 from rollweave.mux.simulation.trace import generate, read_trace, write_trace
 
 PAIR = 57.04
@@ -43,7 +42,7 @@ ISSUE_KEYS = {
 
 
 class OneGroup(Plain):
-    """Everybody into one group, on one rollout node or each on its own; whether that is wise is not asked."""
+    """Puts all jobs into one group, on one rollout node or each on its own, whether that is wise or not."""
 
     def __init__(self, own_nodes: bool = False, mode: str = "rr") -> None:
         self.own_nodes, self.mode = own_nodes, mode
@@ -63,7 +62,7 @@ def finish_times(outcome: ReplayResult) -> dict[str, float]:
 
 def test_a_job_alone_takes_its_cold_start_and_its_iterations() -> None:
     job = plain_job("a", 60, 40, n_iters=10, cold_roll=30, cold_train=50)
-    outcome = Replay(Solo()).run([(100.0, job)])
+    outcome = Replay(Plain()).run([(100.0, job)])
     assert finish_times(outcome) == {"a": 100 + 50 + 10 * 100}
     assert outcome.ledger.dollars == pytest.approx(PAIR * 1050 / 3600)
     assert outcome.ended[0].in_slo and outcome.ended[0].deadline_s == 150 + 2 * 1000
@@ -80,7 +79,7 @@ def test_progress_follows_every_change_of_the_group() -> None:
 def test_switches_are_paid_in_company_only() -> None:
     jobs = [(0.0, plain_job(name, 80, 20, n_iters=4, switch_roll=3, switch_train=2)) for name in "ab"]
     assert finish_times(Replay(OneGroup()).run(jobs)) == {"a": pytest.approx(4 * 166), "b": pytest.approx(4 * 166)}
-    alone = Replay(Solo()).run([(0.0, plain_job("a", 80, 20, n_iters=4, switch_roll=3, switch_train=2))])
+    alone = Replay(Plain()).run([(0.0, plain_job("a", 80, 20, n_iters=4, switch_roll=3, switch_train=2))])
     assert finish_times(alone) == {"a": 400.0}
 
 
@@ -145,13 +144,13 @@ def test_our_policies_keep_every_slo(policy: str, kind: str) -> None:
 
 def test_a_killed_job_goes_on_from_its_last_finished_iteration() -> None:
     jobs = [(0.0, plain_job("a", 60, 40, n_iters=10)), (0.0, plain_job("b", 60, 40, n_iters=10))]
-    outcome = Replay(Solo()).run(jobs, [Failure("a", 350.0, 1000.0), Failure("b", 5000.0, 6000.0)])
+    outcome = Replay(Plain()).run(jobs, [Failure("a", 350.0, 1000.0), Failure("b", 5000.0, 6000.0)])
     assert finish_times(outcome) == {"b": 1000.0, "a": 1000.0 + 7 * 100}
     assert outcome.ledger.dollars == pytest.approx(PAIR * (350 + 700 + 1000) / 3600)
 
 
 def test_iterations_before_a_failure_count_as_in_time_phase_by_phase_too() -> None:
-    outcome = PhaseReplay(Solo()).run([(0.0, plain_job("a", 60, 40, n_iters=10))], [Failure("a", 350.0, 1000.0)])
+    outcome = PhaseReplay(Plain()).run([(0.0, plain_job("a", 60, 40, n_iters=10))], [Failure("a", 350.0, 1000.0)])
     assert (outcome.ledger.iterations, outcome.ledger.iterations_in_slo) == (10, 10)
 
 
@@ -167,7 +166,7 @@ def test_the_others_are_not_touched_by_a_failure() -> None:
 def test_full_pools_make_a_job_wait_for_its_turn() -> None:
     state = ClusterState(rollout_pool(limit=1), train_pool(limit=1))
     jobs = [(0.0, plain_job("a", 60, 40)), (10.0, plain_job("b", 60, 40, n_iters=3)), (20.0, plain_job("c", 60, 40))]
-    outcome = Replay(Solo(), state).run(jobs)
+    outcome = Replay(Plain(), state).run(jobs)
     assert finish_times(outcome) == {"a": 1000.0, "b": 1300.0, "c": 2300.0}
     assert {job.job: job.waited_s for job in outcome.ended} == {"a": 0.0, "b": 990.0, "c": 1280.0}
     assert all(job.in_slo for job in outcome.ended)
@@ -176,7 +175,7 @@ def test_full_pools_make_a_job_wait_for_its_turn() -> None:
 def test_a_job_that_never_fits_is_an_error_and_no_endless_wait() -> None:
     state = ClusterState(rollout_pool(limit=1), train_pool(limit=1))
     with pytest.raises(ConfigError, match="too small for a"):
-        Replay(Solo(), state).run([(0.0, plain_job("a", 60, 40, n_roll=2))])
+        Replay(Plain(), state).run([(0.0, plain_job("a", 60, 40, n_roll=2))])
 
 
 def test_memory_pressure_costs_money() -> None:
@@ -197,7 +196,7 @@ def test_mixed_sizes_and_failures_end_well() -> None:
 
 def test_latency_is_what_the_stopwatch_says_and_zero_without() -> None:
     ticks = iter(range(1000))
-    measured = Replay(Solo(), stopwatch=lambda: float(next(ticks))).run([(0.0, plain_job("a", 60, 40))])
+    measured = Replay(Plain(), stopwatch=lambda: float(next(ticks))).run([(0.0, plain_job("a", 60, 40))])
     assert [decision.latency_ms for decision in measured.decisions] == [1000.0, 1000.0]
     assert {decision.latency_ms for decision in simulate(scenario(10), "rollmux", 0).decisions} == {0.0}
 
@@ -408,14 +407,22 @@ def test_the_command_knows_the_policies_of_the_papers(name: str, trace_file: Pat
     assert found["total_cost"] > 0
 
 
-def test_without_the_experiments_their_policies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollweave.mux.baselines.setups.find_spec", lambda name: None)
+def test_the_command_prints_a_bound_below_the_cost(trace_file: Path) -> None:
+    found = simulated(trace_file, "--bound")
+    assert 0 < found["lower_bound"] < found["total_cost"]
+
+
+def test_without_the_experiments_their_policies_and_the_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollweave.mux.baselines.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="'opt' is unknown: there are: rollmux, default, per-iteration, solo-d, colo"):
         setup("opt", 0)
+    with pytest.raises(ConfigError, match="rollweave_experiments, which is not installed"):
+        bound(scenario(3), 0)
 
 
 def test_names_are_taken_as_people_write_them() -> None:
-    assert isinstance(setup("Solo-D", 0).decider, Solo) and isinstance(setup("veRL", 0).decider, Solo)
+    assert type(setup("Solo-D", 0).decider) is Plain and setup("Solo-D", 0).state.rollout.price > 0
+    assert type(setup("veRL", 0).decider) is Plain and setup("veRL", 0).state.rollout.price == 0
 
 
 def test_recorded_traces_keep_every_slo_under_rollmux() -> None:

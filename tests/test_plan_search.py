@@ -102,6 +102,12 @@ def test_a_model_that_fits_nowhere_is_refused() -> None:
         plan(config(model="qwen3-32b", offers=[{"device": "L40S", "count": 4}], tensor_parallel=[1]))
 
 
+def test_a_budget_below_the_price_of_one_device_is_blamed_itself() -> None:
+    """Not the devices' memory, which is large enough."""
+    with pytest.raises(ConfigError, match=r"a budget of 1 \$/h is too little for qwen3-8b"):
+        plan(config(budget=1.0))
+
+
 def test_a_budget_that_buys_nothing_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"a budget of 5 \$/h is too little for qwen3-8b.*smallest cluster costs 5\.55"
@@ -114,7 +120,9 @@ def test_a_budget_that_buys_nothing_is_refused() -> None:
     [
         ({"offers": [{"device": "H801", "count": 4}]}, "no device class 'H801'.*H800"),
         ({"model": "qwen3-9b"}, "model 'qwen3-9b' is not in the catalogue.*qwen3-8b"),
+        ({"judge": {"model": "qwen3-9b"}}, "judge.model 'qwen3-9b' is not in the catalogue.*qwen3-8b"),
         ({"offers": [{"device": "H20"}]}, "how many H20.*budget"),
+        ({"offers": [{"device": "H20", "price": 0}], "budget": 5}, "H20 costs nothing, so no budget limits it"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_fix(change: dict[str, Any], words: str, tmp_path: Path) -> None:

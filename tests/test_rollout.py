@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.world.durations import constant, lognormal
+from tests.world.engine import SimulatedEngine
+from tests.world.environment import ByteDialogue, StepRewards
+from tests.world.hosts import SimulatedTransport, TransportModel
 
 from fleets import proxy_of
 from rollweave.clock import Clock, run_virtual
@@ -20,10 +24,6 @@ from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
 from rollweave.rollout.link import CONFIRM_SECONDS, Endpoint, Lease, Packet, Report
 from rollweave.rollout.manager import EnvManager, Stage, TurnBarrier
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.world.engine import SimulatedEngine
-from rollweave.simulation.world.environment import ByteDialogue, StepRewards
-from rollweave.simulation.world.hosts import SimulatedTransport, TransportModel
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome, Trajectory
 from spans import request_of
@@ -187,7 +187,7 @@ def test_nobody_passes_the_barrier_before_everybody_is_there() -> None:
     times = {(name, turn): time for time, name, turn in passed}
     assert times["fast", 0] == times["slow", 0] == 5.0
     assert times["fast", 1] == times["slow", 1] == 10.0
-    assert times["fast", 3] == 12.0, "once the slow one has left, nobody waits for it"
+    assert times["fast", 3] == 12.0, "once the slow one has left, the others do not wait for it"
 
 
 # -------------------------------------------------------------------------------------------------------- proxy

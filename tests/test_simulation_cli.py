@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rollweave.cli.main import main
-from rollweave.config.scenario import load_scenario
+from rollweave.config.load import load_file
+from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
 from rollweave.observability.events import Event
 from rollweave.observability.timeline import Timeline
@@ -46,7 +47,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_the_recipe_loads() -> None:
-    scenario = load_scenario(RECIPE)
+    scenario = load_file(RECIPE, Scenario)
     assert [pool.name for pool in scenario.cluster.pools] == ["decode", "prefill", "train"]
 
 
@@ -114,7 +115,7 @@ def test_a_timeline_of_recorded_events() -> None:
     [
         (SMALL + "rolout: {}\n", CLUSTER, r"simulation\.yaml:6: rolout: no such key; did you mean rollout"),
         (SMALL, CLUSTER.replace("role: train", "role: trane"), r"cluster\.yaml:4: cluster\.pools\[1\]\.role"),
-        (SMALL, CLUSTER.replace("H800", "H801"), "no device class H801"),
+        (SMALL, CLUSTER.replace("H800", "H801"), "no device class 'H801'; did you mean 'H800'"),
         (
             SMALL,
             CLUSTER.replace("count: 4, role: rollout", "count: 4, role: rollout, tensor_parallel: 3"),
@@ -137,4 +138,4 @@ def test_a_timeline_of_recorded_events() -> None:
 )
 def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, simulation: str, cluster: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_scenario(write(tmp_path, simulation, cluster))
+        load_file(write(tmp_path, simulation, cluster), Scenario)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollweave.config.load import dump_job, parse_job
+from rollweave.config.job import Job
+from rollweave.config.load import dump_job, parse_text
 from rollweave.config.losses import CISPOLoss, DecoupledPPOLoss, PPOLoss
 from rollweave.config.training import GAEAdvantage, GRPOAdvantage
 from rollweave.errors import ConfigError
@@ -16,7 +17,7 @@ FRESH = STALE.replace("rollart, alpha: 2", "sync+")
 
 
 def job(training: str, *overrides: str, text: str = STALE):  # type: ignore[no-untyped-def]
-    return parse_job(f"{text}training: {training}\n", "job.yaml", Path(), overrides)
+    return parse_text(f"{text}training: {training}\n", "job.yaml", Path(), Job, overrides)
 
 
 def refused(training: str, text: str = STALE) -> str:
@@ -34,9 +35,9 @@ def test_a_loss_without_a_type_is_ppo_and_an_advantage_grpo() -> None:
 def test_every_loss_survives_the_resolved_file() -> None:
     for loss in ("ppo", "tis", "cispo", "topr", "gspo", "kimi"):
         made = job(f"{{loss: {{type: {loss}, denominator: proximal}}, mismatch: {{type: weight, level: segment}}}}")
-        assert parse_job(dump_job(made), "again", Path()) == made
+        assert parse_text(dump_job(made), "again", Path(), Job) == made
     made = job("{loss: {type: decoupled_ppo}, mismatch: {type: mask}, advantage: {type: gae, value_clip: null}}")
-    assert parse_job(dump_job(made), "again", Path()) == made
+    assert parse_text(dump_job(made), "again", Path(), Job) == made
     assert made.training.advantage == GAEAdvantage(value_clip=None)
 
 

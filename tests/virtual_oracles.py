@@ -13,12 +13,13 @@ from dataclasses import replace
 from math import ceil, floor
 from typing import Any
 
+from tests.world.witness import Witness
+from tests.world.world import SimulatedRun, World
+
 from rollweave.config.control import RollArtPipeline
 from rollweave.config.job import Job
 from rollweave.observability.events import MemoryRecorder
 from rollweave.seeds import generator
-from rollweave.simulation.world.witness import Witness
-from rollweave.simulation.world.world import SimulatedRun, World
 from rollweave.trajectory import Group, Outcome, Trajectory
 
 
@@ -82,9 +83,9 @@ def trained_tokens_are_the_sampled_ones(job: Job, run: SimulatedRun) -> None:
 
 
 def _marked_as_drawn(job: Job, versions: list[int | None], caches: list[int | None]) -> None:
-    if job.in_flight == "restart_turn":
+    if job.pipeline.in_flight == "restart_turn":
         assert len(set(versions)) == 1, "an answer survived an update"
-    if job.in_flight != "keep":
+    if job.pipeline.in_flight != "keep":
         assert set(caches) == {None}, "an old cache was used"
     for version, cache in zip(versions, caches, strict=True):
         assert version is not None and (cache is None or cache < version)
@@ -115,11 +116,13 @@ def ages(run: SimulatedRun) -> list[list[int]]:
 def staleness_is_bounded(job: Job, run: SimulatedRun) -> None:
     if job.pipeline.type == "areal":
         return  # looks at age only at the start
-    whole = floor(job.alpha)
-    late = (job.alpha - whole) * job.rollout.groups_per_step
+    whole = floor(job.pipeline.alpha)
+    late = (job.pipeline.alpha - whole) * job.rollout.groups_per_step
     for batch in ages(run):
         over = [age for age in batch if age > whole]
-        assert all(age == whole + 1 for age in over) and len(over) <= late, f"{batch} exceeds alpha {job.alpha}"
+        assert all(age == whole + 1 for age in over) and len(over) <= late, (
+            f"{batch} exceeds alpha {job.pipeline.alpha}"
+        )
 
 
 def nobody_is_left_behind(job: Job, run: SimulatedRun) -> None:
@@ -136,15 +139,15 @@ def nobody_is_left_behind(job: Job, run: SimulatedRun) -> None:
     for group in scheduler.buffer.groups.values():  # a turn that was begun again is younger than its group
         versions[group.id] = min(oldest[member.id] for member in group.members)
     if job.pipeline.type != "areal":
-        assert all(job.training.steps - version <= ceil(job.alpha) for version in versions.values()), versions
+        assert all(job.training.steps - version <= ceil(job.pipeline.alpha) for version in versions.values()), versions
 
 
 def admission_follows_the_rule(job: Job, run: SimulatedRun) -> None:
     """Without redundancy and filter, next_step + ahead // N - version <= alpha when a group is admitted."""
     if job.rollout.redundant_groups or job.rollout.filter != "none":
         return
-    size, whole = job.rollout.groups_per_step, floor(job.alpha)
-    late = floor((job.alpha - whole) * size + 1e-9)
+    size, whole = job.rollout.groups_per_step, floor(job.pipeline.alpha)
+    late = floor((job.pipeline.alpha - whole) * size + 1e-9)
     in_line: set[int] = set()
     for event in run.recorder.events:
         if event.name == "group.admit":
@@ -184,7 +187,7 @@ def attempts_end_once(run: SimulatedRun) -> None:
     assert len(ended) + len(ledger.open_attempts) == ledger.issued
     reported = Counter(event["id"] for event in data(run, "trajectory.end"))
     assert set(reported.values()) <= {1}, "a lease was reported twice"
-    assert set(ended) <= set(reported), "an attempt ended that nobody reported"
+    assert set(ended) <= set(reported), "an attempt ended that was not reported"
     ends = {event["group"]: event["end"] for event in data(run, "task.end")}
     for event in data(run, "trajectory.end"):
         if event["id"] not in ended:  # in a group that waits for its step
@@ -229,7 +232,7 @@ def tokens_are_booked(job: Job, world: World, run: SimulatedRun) -> None:
     witness = run.witness
     answered = Counter({request: len(answer.tokens) for request, answer in witness.answered.items()})
     assert +witness.sampled == answered + witness.redrawn + witness.abandoned
-    if job.in_flight != "restart_turn" and not any(outage.what == "engine" for outage in world.outages):
+    if job.pipeline.in_flight != "restart_turn" and not any(outage.what == "engine" for outage in world.outages):
         assert witness.redrawn.total() == 0
     delivered: Counter[str] = Counter()
     for request, answer in witness.answered.items():

@@ -131,7 +131,6 @@ NOT_BAGS = {
     "Document": "a parsed file",
     "KeyPlace": "a key of the file",
     "Start": "where a run begins: plain data",
-    "ConfiguredMaker": "a function with its settings",
     "Header": "the first line of the view",
     "RolloutSettings": "numbers for the scheduler",
     "StalenessBound": "a rule with its numbers",

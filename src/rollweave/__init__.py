@@ -24,21 +24,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Batch": "trajectory",
-    "Environment": "environments.protocol",
-    "Group": "trajectory",
-    "Job": "config.job",
-    "RewardResult": "rewards.scorer",
-    "RollweaveError": "errors",
-    "Run": "api",
-    "StepResult": "environments.protocol",
-    "Task": "tasks",
-    "Trajectory": "trajectory",
-    "evaluate": "api",
-    "load_job": "config.load",
-    "plan": "api",
-    "simulate": "api",
-    "train": "api",
+    "api": ("Run", "evaluate", "plan", "simulate", "train"),
+    "config.job": ("Job",),
+    "config.load": ("load_job",),
+    "environments.protocol": ("Environment", "StepResult"),
+    "errors": ("RollweaveError",),
+    "rewards.scorer": ("RewardResult",),
+    "tasks": ("Task",),
+    "trajectory": ("Batch", "Group", "Trajectory"),
 }
 
 __all__ = [
@@ -61,6 +54,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rollweave' has no attribute {name!r}")
-    return getattr(import_module(f"rollweave.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"rollweave.{home}"), name)
+    raise AttributeError(f"module 'rollweave' has no attribute {name!r}")

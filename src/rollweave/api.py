@@ -10,12 +10,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rollweave.config.load import SectionKind, load_file, parse_job, parse_text
-from rollweave.environments.registry import EnvironmentFactory, ObjectMaker
+from rollweave.config.job import Job
+from rollweave.config.load import SectionKind, load_file, parse_text
+from rollweave.environments.registry import EnvironmentFactory, maker
 from rollweave.errors import ConfigError
 from rollweave.observability.metrics import read_metrics
 from rollweave.rewards.scorer import NamedReward
@@ -80,16 +80,11 @@ def train(
         "environment": _environment(env),
         "rewards": [{"function": name} for name in rewards if isinstance(name, str)],
     }
-    job = parse_job(json.dumps(document), "rollweave.train(...)", Path.cwd())
-    start = partial(
-        train_job,
-        job,
-        Path(out) if out else None,
-        resume,
-        environments=EnvironmentFactory({"python": ObjectMaker(env)}) if callable(env) else None,
-        rewards=tuple(NamedReward(f.__name__, f, 1.0, f.__qualname__) for f in rewards if callable(f)),
-    )
-    return Run(_outside_any_loop(start))
+    job = parse_text(json.dumps(document), "rollweave.train(...)", Path.cwd(), Job)
+    folder = Path(out) if out else None
+    environments = EnvironmentFactory({"python": maker(env)}) if callable(env) else None
+    functions = tuple(NamedReward(f.__name__, f, 1.0, f.__qualname__) for f in rewards if callable(f))
+    return Run(_outside_any_loop(lambda: train_job(job, folder, resume, environments=environments, rewards=functions)))
 
 
 def evaluate(target: str | Path, *, env: str | None = None, tasks: int = 100, **overrides: Any) -> dict[str, Any]:
@@ -114,7 +109,7 @@ def simulate(file: DataFile, **overrides: Any) -> dict[str, Any]:
     from rollweave.config.scenario import Scenario
     from rollweave.simulation.simulate import simulate as run
 
-    scenario = _checked(file, Scenario, "rollweave.simulate(...)", overrides, from_files=("cluster",))
+    scenario = _checked(file, Scenario, "rollweave.simulate(...)", overrides)
     outcome = _outside_any_loop(lambda: run(scenario))
     return dict(json.loads(outcome.json(rows=True)))
 
@@ -134,13 +129,11 @@ def plan(file: DataFile, *, top: int = 5, **overrides: Any) -> dict[str, Any]:
     return as_data(config, _outside_any_loop(lambda: search(config)), top)
 
 
-def _checked(
-    file: DataFile, kind: type[SectionKind], name: str, overrides: Mapping[str, Any], from_files: Sequence[str] = ()
-) -> SectionKind:
+def _checked(file: DataFile, kind: type[SectionKind], name: str, overrides: Mapping[str, Any]) -> SectionKind:
     changes = _overrides(overrides)
     if isinstance(file, Mapping):
-        return parse_text(json.dumps(file), name, Path.cwd(), kind, changes, from_files)
-    return load_file(Path(file), kind, changes, from_files)
+        return parse_text(json.dumps(file), name, Path.cwd(), kind, changes)
+    return load_file(Path(file), kind, changes)
 
 
 def _overrides(changes: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -1,16 +1,5 @@
 """The errors that a user can see, named after the boundary at which they occur.
 
-    RollweaveError            shown without a traceback (unless --debug); the message names the fix
-    ├── ConfigError           a job or cluster file, an override, a flag
-    ├── ModelError            a policy that cannot be loaded or used
-    ├── EnvironmentFailed     the user's environment raised, returned a wrong value or hung
-    ├── RewardFailed          the user's reward raised or returned a wrong value
-    ├── RunFolderError        a run folder that exists, is incomplete or cannot be written
-    ├── UntrainableBatch      data without log-probs, versions or transforms reached the trainer
-    ├── DeadlineExceeded      a wait took too long (defined in clock.py)
-    ├── EngineGone            an engine died or left; requests go to another one
-    └── WorkerDied            a worker process of the run was killed or crashed
-
 Programming errors (TypeError, AssertionError, ...) are not wrapped and always show a traceback.
 """
 
@@ -18,31 +7,34 @@ from __future__ import annotations
 
 
 class RollweaveError(Exception):
-    """An error that the user can fix. The message says what is wrong, where, and how to fix it."""
+    """An error that the user can fix. The message says what is wrong, where, and how to fix it.
+
+    It is shown without a traceback (unless --debug). `DeadlineExceeded` in clock.py is one too.
+    """
 
 
 class ConfigError(RollweaveError):
-    pass
+    """A job or cluster file, an override or a flag is wrong."""
 
 
 class ModelError(RollweaveError):
-    pass
+    """A policy cannot be loaded or used."""
 
 
 class EnvironmentFailed(RollweaveError):
-    pass
+    """The user's environment raised, returned a wrong value or hung."""
 
 
 class RewardFailed(RollweaveError):
-    pass
+    """The user's reward raised or returned a wrong value."""
 
 
 class RunFolderError(RollweaveError):
-    pass
+    """A run folder exists, is incomplete or cannot be written."""
 
 
 class UntrainableBatch(RollweaveError):
-    pass
+    """Data without log-probs, versions or transforms reached the trainer."""
 
 
 class EngineGone(RollweaveError):
@@ -59,12 +51,7 @@ class WorkerDied(RollweaveError):
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error of a group that a user can act on: the first `RollweaveError`, else the first error of all."""
-    leaves = _leaves(group)
-    return next((leaf for leaf in leaves if isinstance(leaf, RollweaveError)), leaves[0])
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return leaves
+    error: BaseException = group.subgroup(RollweaveError) or group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -32,11 +32,16 @@ def load_target(target: str, base: Path) -> object:
     return getattr(module, name)
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one is most like, if any is like it."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message: `; did you mean 'x'?`, or the first known names, or nothing."""
     names = list(known)
-    if close := difflib.get_close_matches(name, names, 1):
-        return f"; did you mean {close[0]!r}?"
+    if close := closest(name, names):
+        return f"; did you mean {close!r}?"
     return f"; there is {', '.join(sorted(names)[:8])}" if names else ""
 
 

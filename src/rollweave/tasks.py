@@ -41,12 +41,12 @@ class TaskSource(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class Cursor:
     """Reads a source from one position to the next. Only `position` has to be saved."""
 
-    def __init__(self, source: TaskSource, position: int = 0) -> None:
-        self.source = source
-        self.position = position
+    source: TaskSource
+    position: int = 0
 
     def next(self) -> Task:
         task = self.source.task(self.position)
@@ -54,6 +54,7 @@ class Cursor:
         return task
 
 
+@dataclass(frozen=True, slots=True)
 class SeedSource:
     """Tasks for environments that generate their levels from a seed: maps, puzzles and the like.
 
@@ -62,10 +63,9 @@ class SeedSource:
     from many seeds must itself keep the levels of the two splits apart.
     """
 
-    def __init__(self, environment: str, seed: int, size: int | None = None) -> None:
-        self.environment = environment
-        self.seed = seed
-        self.size = size
+    environment: str
+    seed: int
+    size: int | None = None
 
     def task(self, index: int) -> Task:
         if self.size is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollweave.cli.options import AsJson
+from rollweave.errors import RollweaveError
 
 if TYPE_CHECKING:
     from rollweave.mux.daemon.client import Client
     from rollweave.mux.daemon.store import StateFolder
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Run many jobs on two pools: the daemon.", no_args_is_help=True)
 
 StateFolderOption = Annotated[
     Path | None, typer.Option("--state", help="The daemon's folder; default: ROLLWEAVE_STATE or ~/.rollweave/daemon.")
@@ -35,8 +37,6 @@ def find_daemon(state: Path | None) -> Client:
 
 def show(found: Any, as_json: bool, screen: Callable[[Any], str]) -> None:
     """Print an answer of the daemon, as JSON or as text."""
-    import json
-
     typer.echo(json.dumps(found) if as_json else screen(found))
 
 
@@ -107,9 +107,7 @@ def _detach(folder: StateFolder, options: list[str]) -> None:
             start_new_session=True,
         )
     until = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < until:
-        if daemon.poll() is not None:
-            break
+    while daemon.poll() is None and time.monotonic() < until:
         if (found := _answer(Client(folder), daemon.pid)) is not None:
             typer.echo(f"the daemon runs (process {daemon.pid}) at {folder.address()['url']}, state in {folder.path}")
             for sentence in found["set_aside"]:
@@ -126,8 +124,6 @@ def _detach(folder: StateFolder, options: list[str]) -> None:
 
 def _answer(client: Client, pid: int) -> dict[str, Any] | None:
     """The answer of the daemon with this process number, once it answers."""
-    from rollweave.errors import RollweaveError
-
     try:
         found: dict[str, Any] = client.get("/daemon")
         return found if client.folder.address()["pid"] == pid else None

@@ -57,18 +57,8 @@ def check(
     """Play random and scripted episodes; exit 1 if the environment is broken or there is nothing to learn."""
     from rollweave.environments.catalogue import check_target
 
-    report = asyncio.run(
-        check_target(
-            target,
-            options or [],
-            Path.cwd(),
-            reward or [],
-            episodes=episodes,
-            max_turns=max_turns,
-            deadline=deadline,
-            seed=seed,
-        )
-    )
+    limits = {"episodes": episodes, "max_turns": max_turns, "deadline": deadline}
+    report = asyncio.run(check_target(target, options or [], Path.cwd(), reward or [], seed=seed, **limits))
     _print_report(report, target, as_json)
     if report.problems:
         raise typer.Exit(1)

@@ -1,10 +1,4 @@
-"""Commands that look at a run folder.
-
-rollweave status RUN                 what the run is doing now, what waits for what, where the last minute went
-rollweave replay RUN                 runs the control plane again and compares every decision
-rollweave trace RUN -o FILE          writes the run's events as a timeline
-rollweave report RUN -o FILE.html    writes one self-contained page about the run
-"""
+"""`rollweave status|replay|trace|report RUN`: commands that look at a run folder."""
 
 from __future__ import annotations
 
@@ -14,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rollweave.cli.options import AsJson, RunFolderArgument
+from rollweave.cli.options import AsJson, Output, RunFolderArgument
 
 REFRESH_SECONDS = 1.0
 
@@ -56,10 +50,7 @@ def _follow(run: Path) -> None:
         pass
 
 
-def replay(
-    run: RunFolderArgument,
-    as_json: AsJson = False,
-) -> None:
+def replay(run: RunFolderArgument, as_json: AsJson = False) -> None:
     """Run a recorded run's control plane again, on the virtual clock, and compare every decision.
 
     The command stops at the first decision that differs, shows what led to it, and ends with code 1.
@@ -86,13 +77,8 @@ def replay(
         raise typer.Exit(1)
 
 
-def trace(
-    run: RunFolderArgument,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write it; default: RUN/trace.json.")
-    ] = None,
-) -> None:
-    """Write a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+def trace(run: RunFolderArgument, output: Output = None) -> None:
+    """Write a timeline (RUN/trace.json) that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
     from rollweave.observability.events import read_events
     from rollweave.observability.timeline import Timeline
     from rollweave.runs.folder import RunFolder
@@ -108,15 +94,12 @@ def trace(
 
 def report(
     run: RunFolderArgument,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write the page; default: RUN/report.html.")
-    ] = None,
+    output: Output = None,
     profile: Annotated[
-        Path | None,
-        typer.Option(help="A file of `rollweave profile`: also show the times it predicts."),
+        Path | None, typer.Option(help="A file of `rollweave profile`: also show the times it predicts.")
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page: learning curve, time per phase, staleness, ledger, transcripts."""
+    """Write one HTML page (RUN/report.html): learning curve, time per phase, staleness, ledger, transcripts."""
     from rollweave.observability.report.page import write_report
 
     if profile is not None:

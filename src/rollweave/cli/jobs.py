@@ -1,9 +1,4 @@
-"""The commands about jobs of a daemon.
-
-rollweave submit JOB.yaml --slo 1.5
-rollweave jobs [--explain ID]
-rollweave cancel ID
-"""
+"""`rollweave submit|jobs|cancel`: the commands about the jobs of a daemon."""
 
 from __future__ import annotations
 
@@ -13,12 +8,13 @@ from typing import Annotated
 import typer
 
 from rollweave.cli.daemon import StateFolderOption, find_daemon, show
-from rollweave.cli.options import AsJson
+from rollweave.cli.options import AsJson, Overrides
+from rollweave.errors import ConfigError
 
 
 def submit(
     job: Annotated[Path | None, typer.Argument(metavar="JOB.yaml", help="The job file.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Keys to change.")] = None,
+    overrides: Overrides = None,
     slo: Annotated[
         float, typer.Option(help="Tolerated slow-down: 1.5 means an iteration may take half as long again.")
     ] = 1.5,
@@ -31,8 +27,6 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Hand a job to the daemon: it measures the job, places it where no promise breaks and runs it among others."""
-    from rollweave.errors import ConfigError
-
     daemon = find_daemon(state)
     if resume:
         found = daemon.post(f"/jobs/{resume}/resume")

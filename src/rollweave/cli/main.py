@@ -35,22 +35,13 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich would double the time that --help takes
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train")(train)
+app.command()(train)
 app.command("eval")(evaluate)
-app.add_typer(env_app, name="env", help="List, check and play environments.")
-app.command("status")(status)
-app.command("replay")(replay)
-app.command("report")(report)
-app.command("trace")(trace)
-app.command("simulate")(simulate)
-app.command("doctor")(doctor)
-app.add_typer(daemon_app, name="daemon", help="Run many jobs on two pools: the daemon.")
-app.command("submit")(submit)
-app.command("jobs")(jobs)
-app.command("cancel")(cancel)
-app.add_typer(mux_app, name="mux", help="Multiplex many jobs on two pools, in simulation.")
-app.command("profile")(profile)
-app.command("plan")(plan)
+for command in (status, replay, report, trace, simulate, doctor, submit, jobs, cancel, profile, plan):
+    app.command()(command)
+app.add_typer(env_app, name="env")
+app.add_typer(daemon_app, name="daemon")
+app.add_typer(mux_app, name="mux")
 if find_spec("rollweave_experiments"):  # a package of its own, which may be left out
     experiments = import_module("rollweave_experiments.cli").app
     app.add_typer(experiments, name="experiments", help="Reproduce the papers' experiments in simulation.")

@@ -35,34 +35,28 @@ def simulate(
     import json
     from time import perf_counter
 
-    from rollweave.mux.simulation.report import as_json as summary_of
-    from rollweave.mux.simulation.report import as_table, over_seeds
-    from rollweave.mux.simulation.simulate import make_scenario
-    from rollweave.mux.simulation.simulate import simulate as replay
+    from rollweave.mux.simulation import report
+    from rollweave.mux.simulation import simulate as simulation
     from rollweave.mux.simulation.trace import read_trace
 
-    scenario = make_scenario(read_trace(trace), jobs, sizes, host_gb, failures, phases)
+    scenario = simulation.make_scenario(read_trace(trace), jobs, sizes, host_gb, failures, phases)
+    what: dict[str, Any] = {"policy": policy, "class": jobs}
     runs = [
-        {"policy": policy, "class": jobs, "seed": number, **summary_of(replay(scenario, policy, number, perf_counter))}
+        {**what, "seed": number, **report.as_json(simulation.simulate(scenario, policy, number, perf_counter))}
         for number in range(seed, seed + seeds)
     ]
     if bound:
-        from rollweave.mux.simulation.simulate import bound as lower_bound
-
         for run in runs:
-            run["lower_bound"] = lower_bound(scenario, run["seed"])
-    summary: dict[str, Any] = runs[0] if seeds == 1 else {"policy": policy, "class": jobs, **over_seeds(runs)}
+            run["lower_bound"] = simulation.bound(scenario, run["seed"])
+    summary = runs[0] if seeds == 1 else {**what, **report.over_seeds(runs)}
     if plot is not None:
-        from rollweave.mux.simulation.report import cost_over_time
-
-        plot.write_text(
-            cost_over_time({f"seed {run['seed']}": run["cost_over_time"] for run in runs}), encoding="utf-8"
-        )
+        costs = {f"seed {run['seed']}": run["cost_over_time"] for run in runs}
+        plot.write_text(report.cost_over_time(costs), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(summary))
         return
-    what = f"seed {seed}" if seeds == 1 else f"mean of {seeds} seeds"
-    typer.echo(f"{policy} on {trace.name}: {len(scenario.trace)} {jobs} jobs, {what}\n{as_table(summary)}")
+    of = f"seed {seed}" if seeds == 1 else f"mean of {seeds} seeds"
+    typer.echo(f"{policy} on {trace.name}: {len(scenario.trace)} {jobs} jobs, {of}\n{report.as_table(summary)}")
 
 
 @app.command("trace")

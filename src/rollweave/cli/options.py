@@ -9,8 +9,10 @@ import typer
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Keys of the file to change, e.g. seed=1.")
+    list[str] | None,
+    typer.Argument(metavar="KEY.SUB=VALUE", help="Keys to change, e.g. training.steps=50."),
 ]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write it to this file instead.")]
 RunFolderArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="The run folder; the run may still be running, or have ended.")
 ]

@@ -1,9 +1,4 @@
-"""Commands that answer questions about hardware before a run uses it.
-
-rollweave simulate FILE                        runs a job's control plane on modelled hardware
-rollweave plan FILE [--json] [-o CLUSTER.yaml] searches devices, their split and their cost for a job
-rollweave profile JOB.yaml [-o FILE]           measures a job's real parts, for simulations of it
-"""
+"""`rollweave simulate|plan|profile FILE`: commands that answer questions about hardware before a run uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rollweave.cli.options import AsJson, Overrides
+from rollweave.cli.options import AsJson, Output, Overrides
 
 
 def simulate(
@@ -27,13 +22,14 @@ def simulate(
     ] = None,
 ) -> None:
     """Run a job on hardware you do not have: step time, throughput, idle devices and cost, in simulated time."""
-    from rollweave.config.scenario import load_scenario
+    from rollweave.config.load import load_file
+    from rollweave.config.scenario import Scenario
     from rollweave.observability.timeline import Timeline
     from rollweave.simulation.outcome import table
     from rollweave.simulation.simulate import simulate as run
 
     changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
-    scenario = load_scenario(file, changes)
+    scenario = load_file(file, Scenario, changes)
     timeline = Timeline()
     outcome = run(scenario, [timeline] if trace else [], every_turn=trace is not None)
     if trace is not None:
@@ -76,16 +72,13 @@ def plan(
 def profile(
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")],
     overrides: Overrides = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Where to write it; default: <job name>.profile.yaml."),
-    ] = None,
+    output: Output = None,
     steps: Annotated[int, typer.Option(min=1, help="Train steps of each of the two real samples.")] = 6,
 ) -> None:
     """Measure the engine, trainer, environment, reward and hosts of a job on this machine.
 
-    The commands simulate, plan and report read the result. Measuring takes a minute or two; nothing else should run on
-    the machine meanwhile.
+    The commands simulate, plan and report read the result (<job name>.profile.yaml). Measuring takes a minute or two;
+    nothing else should run on the machine meanwhile.
     """
     from rollweave.config.load import load_job
     from rollweave.profiling.profile import measure, write_profile

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rollweave.cli.options import Overrides
+
 if TYPE_CHECKING:
     from rollweave.config.job import Job
 
@@ -16,10 +18,7 @@ def train(
     job: Annotated[
         Path, typer.Argument(metavar="JOB.yaml", help="The job file; with --resume, the folder of the run will do.")
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY.SUB=VALUE", help="Keys to change, e.g. training.steps=50."),
-    ] = None,
+    overrides: Overrides = None,
     out: Annotated[
         Path | None, typer.Option(help="The run folder; it must not hold a run yet. Default: a new one in runs/.")
     ] = None,

@@ -26,6 +26,8 @@ class Section(BaseModel):
 
     renamed: ClassVar[dict[str, str]] = {}
     """Keys of earlier versions with their new names. They are refused, and the message says the new name."""
+    from_files: ClassVar[tuple[str, ...]] = ()
+    """Keys whose section may be in a file of its own. The key, or an override, then gives the name of the file."""
 
 
 NonNegative = Annotated[float, Field(ge=0.0)]
@@ -34,11 +36,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 def default_type(name: str) -> BeforeValidator:
     """Make `name` the type of a section that leaves out its `type` key."""
-
-    def add_type(data: Any) -> Any:
-        return {"type": name, **data} if isinstance(data, dict) else data
-
-    return BeforeValidator(add_type)
+    return BeforeValidator(lambda data: {"type": name, **data} if isinstance(data, dict) else data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rollweave.config.base import NonNegative, Section
 from rollweave.config.hardware import DEVICES, Device
+from rollweave.targets import nearest
 
 Role = Literal["rollout", "train", "colocated", "prefill", "decode", "reward", "environment"]
 GENERATES = frozenset({"rollout", "colocated", "prefill", "decode"})
@@ -61,8 +62,7 @@ class ClusterConfig(Section):
     """GB/s from the trainer to the weight store; none: `push_bandwidth` of the constants."""
 
     def device(self, pool: Pool) -> Device:
-        own = {device.name: device for device in self.devices}
-        return own.get(pool.device) or DEVICES[pool.device]
+        return DEVICES.with_own(self.devices)[pool.device]
 
     def price(self, pool: Pool) -> float:
         """The price of the whole pool, in US dollars per hour."""
@@ -74,11 +74,11 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _check_pools(self) -> ClusterConfig:
-        known = {*DEVICES, *(device.name for device in self.devices)}
+        known = DEVICES.with_own(self.devices)
         names = [pool.name for pool in self.pools]
         for pool in self.pools:
             if pool.device not in known:
-                raise ValueError(f"pool {pool.name}: no device class {pool.device}; known: {', '.join(sorted(known))}")
+                raise ValueError(f"pool {pool.name}: no device class {pool.device!r}{nearest(pool.device, known)}")
             if pool.count % pool.tensor_parallel:
                 raise ValueError(
                     f"pool {pool.name}: {pool.count} devices cannot be divided into engines of "

@@ -7,9 +7,9 @@ simulation needs no model, environment or loss of its own.
 from __future__ import annotations
 
 from math import ceil
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rollweave.config.base import NonNegative, Section
 
@@ -89,25 +89,33 @@ class RolloutConfig(Section):
 # ------------------------------------------------------------------------------------------------ the loop
 
 
-class SyncPipeline(Section):
+InFlight = Literal["recompute", "keep", "restart_turn"]
+
+
+class FixedPipeline(Section):
+    """A pipeline in which the staleness bound (alpha) is no choice."""
+
+    alpha: ClassVar[float] = 0.0
+    in_flight: ClassVar[InFlight] = "recompute"
+
+
+class SyncPipeline(FixedPipeline):
     """Environments take their turns in batches, with a barrier after each phase, as in most frameworks today."""
 
     type: Literal["sync"]
 
 
-class SyncPlusPipeline(Section):
+class SyncPlusPipeline(FixedPipeline):
     """There is no barrier between environments, but generation and training still alternate."""
 
     type: Literal["sync+"]
 
 
-InFlight = Literal["recompute", "keep", "restart_turn"]
-
-
-class OneOffPipeline(Section):
+class OneOffPipeline(FixedPipeline):
     """The trainer trains on the last batch while the next one is generated, so every batch is one version old."""
 
     type: Literal["one_off"]
+    alpha: ClassVar[float] = 1.0
 
 
 class ArealPipeline(Section):
@@ -137,6 +145,16 @@ class RollArtPipeline(Section):
     in_flight: InFlight = "recompute"
     """What a weight update does to running answers: `recompute` rebuilds their cache under the new weights, `keep`
     keeps the old cache, `restart_turn` begins the turn again."""
+
+    @model_validator(mode="after")
+    def _check_sync_point(self) -> RollArtPipeline:
+        if self.alpha < 1 and self.sync_point == "after_batch":
+            raise ValueError(
+                f"sync_point=after_batch needs a staleness bound (alpha) of 1 or more, not {self.alpha:g}: the batch "
+                "of a step would have to come from weights that the engines only get after it; raise alpha or use "
+                "before_batch"
+            )
+        return self
 
 
 PipelineConfig = Annotated[
@@ -175,31 +193,6 @@ class CheckpointConfig(Section):
 # ------------------------------------------------------------------------------------------------ all of it
 
 
-def staleness_bound(pipeline: PipelineConfig) -> float:
-    """The staleness bound: how many versions old a batch may be."""
-    match pipeline:
-        case RollArtPipeline(alpha=alpha) | ArealPipeline(alpha=alpha):
-            return alpha
-        case OneOffPipeline():
-            return 1
-    return 0
-
-
-def check_sync_point(pipeline: PipelineConfig) -> None:
-    """Refuse an order of batch and weight update in which a step could never begin."""
-    if isinstance(pipeline, RollArtPipeline) and pipeline.alpha < 1 and pipeline.sync_point == "after_batch":
-        raise ValueError(
-            f"pipeline.sync_point=after_batch needs a staleness bound (alpha) of 1 or more, not {pipeline.alpha:g}: "
-            "the batch of a step would have to come from weights that the engines only get after it; raise "
-            "pipeline.alpha or use before_batch"
-        )
-
-
-def in_flight(pipeline: PipelineConfig) -> InFlight:
-    """What a weight update does to running answers."""
-    return pipeline.in_flight if isinstance(pipeline, RollArtPipeline | ArealPipeline) else "recompute"
-
-
 class ControlConfig(Section):
     """The settings of the control plane."""
 
@@ -213,15 +206,6 @@ class ControlConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig(every=0)
     try_alone: str = "rollweave env check"
     """The command that runs a failing environment or reward alone."""
-
-    @property
-    def alpha(self) -> float:
-        """The staleness bound: how many versions old a batch may be."""
-        return staleness_bound(self.pipeline)
-
-    @property
-    def in_flight(self) -> InFlight:
-        return in_flight(self.pipeline)
 
     @property
     def has_barrier(self) -> bool:

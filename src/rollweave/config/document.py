@@ -32,22 +32,20 @@ _PLAIN_VALUES = {
 }
 
 
-def _core_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """PyYAML's table: for each first character, the (tag, pattern) pairs to try in order."""
-    table: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-    for name, (pattern, first_characters) in _PLAIN_VALUES.items():
-        for character in first_characters:
-            table.setdefault(character, []).append((_TAG + name, re.compile(f"^(?:{pattern})$")))
-    return table
+_RESOLVERS: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+"""PyYAML's table: for each first character, the (tag, pattern) pairs to try in order."""
+for _name, (_pattern, _first_characters) in _PLAIN_VALUES.items():
+    for _character in _first_characters:
+        _RESOLVERS.setdefault(_character, []).append((_TAG + _name, re.compile(f"^(?:{_pattern})$")))
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers = _core_resolvers()
+    yaml_implicit_resolvers = _RESOLVERS
 
 
 class _Dumper(yaml.SafeDumper):
     # The same table, so that text which looks like a value (`1e-4`) is quoted and comes back as text.
-    yaml_implicit_resolvers = _core_resolvers()
+    yaml_implicit_resolvers = _RESOLVERS
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -101,14 +99,15 @@ def dump(data: Any) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
+@dataclass(slots=True)
 class _Reader:
     """Turns a tree of YAML nodes into data, and notes the origin of every key."""
 
-    def __init__(self, document: Document, loader: _Loader, numbered: bool) -> None:
-        self.document = document
-        self.loader = loader
-        self.numbered = numbered
-        self.open: list[yaml.Node] = []  # the nodes around the current one: finds an anchor that contains itself
+    document: Document
+    loader: _Loader
+    numbered: bool
+    open: list[yaml.Node] = field(default_factory=list)
+    """The nodes around the current one, to find an anchor that contains itself."""
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self.document.origins.setdefault(path, self.place(node))
@@ -118,7 +117,10 @@ class _Reader:
         if any(node is outer for outer in self.open):
             raise ConfigError(f"{self.place(node)}: this anchor contains itself; write the value out")
         self.open.append(node)
-        data = self.mapping(node, path) if isinstance(node, yaml.MappingNode) else self.sequence(node, path)
+        if isinstance(node, yaml.MappingNode):
+            data: Any = self.mapping(node, path)
+        else:
+            data = [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
         self.open.pop()
         return data
 
@@ -132,29 +134,22 @@ class _Reader:
             )
         return value
 
-    def sequence(self, node: yaml.CollectionNode, path: KeyPath) -> list[Any]:
-        return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
-
     def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         data: dict[str, Any] = {}
         for source in reversed(list(self.merged(node))):
             data |= self.mapping(source, path)
         own: dict[str, str] = {}
-        for key, value in self.own_items(node):
+        for key, value in node.value:
+            if key.tag == _TAG + "merge":
+                continue
+            if not isinstance(key, yaml.ScalarNode) or key.tag != _TAG + "str":
+                raise ConfigError(f"{self.place(key)}: {key.value!r} is not a key; write text, or put it in quotes")
             if key.value in own:
                 inner = dotted((*path, key.value))
                 raise ConfigError(f"{self.place(key)}: {inner}: given twice, first at {own[key.value]}")
             own[key.value] = self.document.origins[(*path, key.value)] = self.place(key)
             data[key.value] = self.value(value, (*path, key.value))
         return data
-
-    def own_items(self, node: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-        for key, value in node.value:
-            if key.tag == _TAG + "merge":
-                continue
-            if not isinstance(key, yaml.ScalarNode) or key.tag != _TAG + "str":
-                raise ConfigError(f"{self.place(key)}: {key.value!r} is not a key; write text, or put it in quotes")
-            yield key, value
 
     def merged(self, node: yaml.MappingNode) -> Iterator[yaml.MappingNode]:
         """The mappings that `<<: *anchor` or `<<: [*a, *b]` adds. The mapping's own keys win, then the earlier ones."""

@@ -17,9 +17,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rollweave.config.base import NonNegative, Section, Share
-from rollweave.config.catalogue import Catalogue
+from rollweave.config.catalogue import Catalogue, NamedSection
 
-Seconds = Annotated[float, Field(ge=0.0)]
+Seconds = NonNegative
 Efficiency = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -109,10 +109,9 @@ class Observed(Section):
 # ------------------------------------------------------------------------------------------- the catalogue of devices
 
 
-class Device(Section):
+class Device(NamedSection):
     """A class of devices; all numbers are per device."""
 
-    name: str
     kind: Literal["gpu", "cpu", "function"] = "gpu"
     tflops: PositiveFloat
     """Dense 16-bit matrix arithmetic (32-bit on CPUs), peak."""

@@ -7,7 +7,7 @@ anything starts. Pairs of values that contradict each other are refused with the
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -17,14 +17,10 @@ from rollweave.config.control import (
     CheckpointConfig,
     ControlConfig,
     EvaluationConfig,
-    InFlight,
     PipelineConfig,
     RollArtPipeline,
     RolloutConfig,
     WeightsConfig,
-    check_sync_point,
-    in_flight,
-    staleness_bound,
 )
 from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig
 from rollweave.config.training import TrainingConfig
@@ -185,6 +181,7 @@ class LoggingConfig(Section):
 class Job(Section):
     """A training job."""
 
+    from_files: ClassVar[tuple[str, ...]] = ("cluster",)
     name: str = "job"
     seed: int = 0
     """Determines the tasks, the environments and, for each turn of each trajectory, what is sampled."""
@@ -219,15 +216,6 @@ class Job(Section):
             try_alone=self._check_command(),
         )
 
-    @property
-    def alpha(self) -> float:
-        """The staleness bound: how many versions old a batch may be."""
-        return staleness_bound(self.pipeline)
-
-    @property
-    def in_flight(self) -> InFlight:
-        return in_flight(self.pipeline)
-
     def _check_command(self) -> str:
         config = self.environment
         name = config.target if isinstance(config, PythonEnvironmentConfig) else config.type
@@ -235,13 +223,12 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _check_contradictions(self) -> Job:
-        check_sync_point(self.pipeline)
         self._check_layout()
-        if self.alpha > 0 and self.training.ignores_staleness:
+        if self.pipeline.alpha > 0 and self.training.ignores_staleness:
             raise ValueError(
                 f"training.loss.denominator=proximal ignores staleness, but {self.pipeline.type} trains stale data "
-                f"(staleness bound (alpha) {self.alpha:g}): remove it (the default is behaviour), or keep it and set "
-                "training.mismatch.type=weight, or use training.loss.type=decoupled_ppo"
+                f"(staleness bound (alpha) {self.pipeline.alpha:g}): remove it (the default is behaviour), or keep it "
+                "and set training.mismatch.type=weight, or use training.loss.type=decoupled_ppo"
             )
         if self.rollout.group_size < 2 and self.training.advantage.needs_group:
             raise ValueError(

@@ -21,7 +21,7 @@ from rollweave.config.base import Section
 from rollweave.config.document import Document, dotted, dump, parse
 from rollweave.config.job import HubModel, Job, LocalModel, ModelConfig
 from rollweave.config.losses import RatioLoss
-from rollweave.config.overrides import Override, apply_overrides, parse_override
+from rollweave.config.overrides import apply_overrides, parse_override
 from rollweave.config.problems import explain, show
 from rollweave.config.schema import KeyPlace
 from rollweave.errors import ConfigError, RunFolderError
@@ -31,55 +31,45 @@ SectionKind = TypeVar("SectionKind", bound=Section)
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     """Read a job file strictly; every problem is reported with its line, in one `ConfigError`."""
-    return load_file(path, Job, overrides, from_files=("cluster",))
+    return load_file(path, Job, overrides)
 
 
-def load_file(
-    path: Path, kind: type[SectionKind], overrides: Sequence[str] = (), from_files: Sequence[str] = ()
-) -> SectionKind:
-    """Read any kind of file strictly: a job, a simulation, a cluster, a plan.
-
-    `from_files` names the sections that may be in a file of their own; the key, or an override, then gives the file
-    name (`key=FILE`).
-    """
-    return _load(_read(path), str(path), path.absolute().parent, overrides, kind, from_files)
+def load_file(path: Path, kind: type[SectionKind], overrides: Sequence[str] = ()) -> SectionKind:
+    """Read any kind of file strictly: a job, a simulation, a cluster, a plan."""
+    return parse_text(_read(path), str(path), path.absolute().parent, kind, overrides)
 
 
-def parse_job(text: str, name: str, base: Path, overrides: Sequence[str] = ()) -> Job:
-    """Read a job from YAML text. Messages call the text `name`; relative file names start from `base`."""
-    return parse_text(text, name, base, Job, overrides, from_files=("cluster",))
-
-
-def parse_text(
-    text: str,
-    name: str,
-    base: Path,
-    kind: type[SectionKind],
-    overrides: Sequence[str] = (),
-    from_files: Sequence[str] = (),
-) -> SectionKind:
-    """Read YAML text as `load_file` reads a file."""
-    return _load(text, name, base, overrides, kind, from_files)
-
-
-def _load(
-    text: str, name: str, base: Path, overrides: Sequence[str], kind: type[SectionKind], from_files: Sequence[str] = ()
-) -> SectionKind:
+def parse_text(text: str, name: str, base: Path, kind: type[SectionKind], overrides: Sequence[str] = ()) -> SectionKind:
+    """Read YAML text as a file. Messages call the text `name`; relative file names start from `base`."""
     document = parse(text, name)
     if not isinstance(document.data, dict):
         raise ConfigError(
             f"{name}: expected keys and values like `model:` and `environment:`, got {show(document.data)}"
         )
-    document.data = _expanded(document, KeyPlace((), kind), document.data)
+    return check_document(document, base, kind, overrides)
+
+
+def check_document(
+    document: Document, base: Path, kind: type[SectionKind], overrides: Sequence[str] = ()
+) -> SectionKind:
+    """Make the section of a document's data, with the overrides."""
+    whole = KeyPlace((), kind)
+    document.data = _expanded(document, whole, document.data)
     changes = [parse_override(text) for text in overrides]
-    named = {change.keys[0]: change.value.data for change in changes if _names_file(change, from_files)}
-    for key in from_files:
-        if isinstance(file := named.get(key, document.data.get(key)), str):
-            _include(document, key, base / Path(file).expanduser())
-    if inside := [change for change in changes if not _names_file(change, from_files)]:
-        apply_overrides(document, inside, kind)
-    document.data = _expanded(document, KeyPlace((), kind), document.data)
-    return _check(document, base, kind)
+    replaced = [change for change in changes if len(change.keys) == 1 and change.keys[0] in kind.from_files]
+    apply_overrides(document, replaced, kind)
+    for key in kind.from_files:
+        if isinstance(file := document.data.get(key), str):
+            path = base / Path(file).expanduser()
+            section = parse(_read(path), str(path))
+            document.data[key] = section.data
+            document.graft((key,), section)
+    apply_overrides(document, [change for change in changes if change not in replaced], kind)
+    document.data = _expanded(document, whole, document.data)
+    try:
+        return kind.model_validate_json(json.dumps(document.data), context={"base": base})
+    except ValidationError as error:
+        raise explain(error, document, kind) from None
 
 
 def _expanded(document: Document, place: KeyPlace, data: Any) -> Any:
@@ -93,31 +83,13 @@ def _expanded(document: Document, place: KeyPlace, data: Any) -> Any:
         return [_expanded(document, schema.child(place, index), item) for index, item in enumerate(data)]
     if not isinstance(data, dict):
         return data
-    if options := schema.kinds(place.type):
-        place = KeyPlace(place.path, options.get(str(data.get("type")), Any), place.section)
+    place = schema.chosen(place, data)
     return {key: _expanded(document, schema.child(place, key), value) for key, value in data.items()}
-
-
-def _names_file(change: Override, from_files: Sequence[str]) -> bool:
-    return len(change.keys) == 1 and change.keys[0] in from_files and isinstance(change.value.data, str)
-
-
-def _include(document: Document, key: str, file: Path) -> None:
-    section = parse(_read(file), str(file))
-    document.data[key] = section.data
-    document.graft((key,), section)
 
 
 def dump_job(job: Job) -> str:
     """Write the whole job as YAML, defaults included. `load_job` reads it back to an equal job from any folder."""
     return dump(job.model_dump(mode="json"))
-
-
-def _check(document: Document, base: Path, kind: type[SectionKind]) -> SectionKind:
-    try:
-        return kind.model_validate_json(json.dumps(document.data), context={"base": base})
-    except ValidationError as error:
-        raise explain(error, document, kind) from None
 
 
 def _read(path: Path) -> str:
@@ -150,12 +122,9 @@ def outline(job: Job) -> str:
 
 def model_in_words(model: ModelConfig) -> str:
     """The name of the model, or of its folder."""
-    match model:
-        case HubModel(name=name):
-            return name
-        case LocalModel(path=path):
-            return Path(path).name
-    return model.type
+    if isinstance(model, HubModel):
+        return model.name
+    return Path(model.path).name if isinstance(model, LocalModel) else model.type
 
 
 def loss_in_words(job: Job) -> str:
@@ -166,7 +135,7 @@ def loss_in_words(job: Job) -> str:
         "proximal": ", its ratio over the trainer's own log-probs before the step (denominator: proximal)",
     }
     ratio = over[loss.denominator] if isinstance(loss, RatioLoss) else ""
-    return f"{loss.type}{ratio}; staleness bound (alpha) {job.alpha:g}"
+    return f"{loss.type}{ratio}; staleness bound (alpha) {job.pipeline.alpha:g}"
 
 
 def save_resolved(job: Job, folder: Path) -> Path:

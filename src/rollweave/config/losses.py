@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from rollweave.config.base import Section, Share, default_type
 
 Aggregation = Literal["token", "sequence"]
+Denominator = Literal["behaviour", "proximal"]
 
 
 class Loss(Section):
@@ -25,19 +26,24 @@ class Loss(Section):
     entropy_coefficient: NonNegativeFloat = 0.0
 
     @property
+    def denominators(self) -> tuple[Denominator, ...]:
+        """What its ratios divide by."""
+        return ("behaviour", "proximal")
+
+    @property
     def sees_behaviour(self) -> bool:
         """Whether it compares the policy with the engine's draw, and so can tell stale tokens from fresh ones."""
-        return False
+        return "behaviour" in self.denominators
 
     @property
     def needs_before(self) -> bool:
         """Whether the loss uses the trainer's own log-probs from before the step."""
-        return False
+        return "proximal" in self.denominators
 
     @property
     def weighs_behaviour(self) -> bool:
         """Whether the loss already corrects for the difference between the engine's and the trainer's log-probs."""
-        return False
+        return self.sees_behaviour
 
     @property
     def moves_idle_rows(self) -> bool:
@@ -48,22 +54,14 @@ class Loss(Section):
 class RatioLoss(Loss):
     """A loss with one ratio, whose denominator is a choice."""
 
-    denominator: Literal["behaviour", "proximal"] = "behaviour"
+    denominator: Denominator = "behaviour"
     """What the ratio divides by: `behaviour`, the engine's log-probs of the drawn tokens; `proximal`, the trainer's
     own before the step. `proximal` does not see staleness: with a staleness bound (alpha) above 0 it is refused, unless
     training.mismatch.type=weight corrects for it."""
 
     @property
-    def sees_behaviour(self) -> bool:
-        return self.denominator == "behaviour"
-
-    @property
-    def needs_before(self) -> bool:
-        return self.denominator == "proximal"
-
-    @property
-    def weighs_behaviour(self) -> bool:
-        return self.sees_behaviour
+    def denominators(self) -> tuple[Denominator, ...]:
+        return (self.denominator,)
 
 
 class PPOLoss(RatioLoss):
@@ -84,18 +82,6 @@ class DecoupledPPOLoss(Loss):
     clip_high: PositiveFloat = 0.2
     weight_cap: PositiveFloat | None = 5.0
     """Largest weight of a token; none: no bound, as in the paper."""
-
-    @property
-    def sees_behaviour(self) -> bool:
-        return True
-
-    @property
-    def needs_before(self) -> bool:
-        return True
-
-    @property
-    def weighs_behaviour(self) -> bool:
-        return True
 
 
 class TISLoss(RatioLoss):

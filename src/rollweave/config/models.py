@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from rollweave.config.base import Section
-from rollweave.config.catalogue import Catalogue
+from rollweave.config.base import NonNegative
+from rollweave.config.catalogue import Catalogue, NamedSection
+from rollweave.targets import nearest
 
 
-class ModelSpec(Section):
+class ModelSpec(NamedSection):
     """The sizes of a decoder-only transformer with grouped-query attention, dense or mixture of experts."""
 
-    name: str
     params: PositiveFloat
     """All parameters."""
     layers: PositiveInt
@@ -22,7 +23,7 @@ class ModelSpec(Section):
     heads: PositiveInt
     kv_heads: PositiveInt
     head_dim: PositiveInt
-    active_params: Annotated[float, Field(ge=0.0)] = 0.0
+    active_params: NonNegative = 0.0
     """Parameters that one token passes through; 0: all of them (a dense model)."""
     experts: Annotated[int, Field(ge=0)] = 0
     experts_per_token: Annotated[int, Field(ge=0)] = 0
@@ -58,9 +59,15 @@ class ModelSpec(Section):
         return self.params - in_experts * unread
 
 
-def catalogue_name(name: str) -> str:
-    """The name in the catalogue of a model that is named as in a job file: Qwen/Qwen3-8B, smollm2."""
-    return "smollm2-135m" if name == "smollm2" else name.rpartition("/")[2].lower()
-
-
 MODELS = Catalogue(ModelSpec, Path(__file__).with_name("models.yaml"))
+
+
+def find_model(name: str, own: Iterable[ModelSpec], key: str = "model") -> ModelSpec:
+    """The model that a key of a file names: one of the file's own, or of the catalogue. A model of the catalogue may be
+    named as in a job file, too (Qwen/Qwen3-8B, smollm2)."""
+    known = MODELS.with_own(own)
+    in_catalogue = "smollm2-135m" if name == "smollm2" else name.rpartition("/")[2].lower()
+    found = known.get(name) or known.get(in_catalogue)
+    if found is None:
+        raise ValueError(f"{key} {name!r} is not in the catalogue: add it to `models`{nearest(name, known)}")
+    return found

@@ -18,7 +18,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from rollweave.config.base import NonNegative, Section
 from rollweave.config.cluster import ClusterConfig, Pool
 from rollweave.config.hardware import DEVICES, Constants, Device
-from rollweave.config.models import MODELS, ModelSpec, catalogue_name
+from rollweave.config.models import ModelSpec, find_model
 from rollweave.config.scenario import JudgeConfig, SimulatedRollout
 from rollweave.config.workload import WorkloadConfig
 from rollweave.targets import nearest
@@ -66,16 +66,14 @@ class PlanConfig(Section):
     constants: Constants = Constants()
 
     def device(self, name: str) -> Device:
-        own = {device.name: device for device in self.devices}
-        return own.get(name) or DEVICES[name]
+        return DEVICES.with_own(self.devices)[name]
 
     def price(self, name: str) -> float:
         offer = next(offer for offer in self.offers if offer.device == name)
         return self.device(name).price if offer.price is None else offer.price
 
     def spec(self) -> ModelSpec:
-        own = {model.name: model for model in self.models}
-        return own.get(self.model) or MODELS[catalogue_name(self.model)]
+        return find_model(self.model, self.models)
 
     def most(self, name: str) -> int:
         """The largest number of devices of a class that offers and budget allow."""
@@ -90,15 +88,14 @@ class PlanConfig(Section):
 
     @model_validator(mode="after")
     def _check_offers(self) -> PlanConfig:
-        known = {*DEVICES, *(device.name for device in self.devices)}
+        known = DEVICES.with_own(self.devices)
         for offer in self.offers:
             if offer.device not in known:
                 raise ValueError(f"offers: no device class {offer.device!r}{nearest(offer.device, known)}")
             if offer.count is None and self.budget is None:
                 raise ValueError(f"offers: how many {offer.device}? Give it a `count`, or the plan a `budget`")
-            if offer.count is None and self.device(offer.device).price == 0 and not offer.price:
+            if offer.count is None and self.price(offer.device) == 0:
                 raise ValueError(f"offers: {offer.device} costs nothing, so no budget limits it: give it a `count`")
-        models = {*MODELS, *(model.name for model in self.models)}
-        if self.model not in models and catalogue_name(self.model) not in models:
-            raise ValueError(f"model {self.model!r} is not in the catalogue{nearest(self.model, models)}")
+        find_model(self.model, self.models)
+        find_model(self.judge.model, self.models, key="judge.model")
         return self

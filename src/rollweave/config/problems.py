@@ -5,10 +5,8 @@ job.yaml:12: training.lerning_rate: no such key; did you mean learning_rate?
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,9 +14,12 @@ from pydantic_core import ErrorDetails
 
 from rollweave.config import schema
 from rollweave.config.base import Section
-from rollweave.config.document import Document, KeyPath, dotted
+from rollweave.config.document import Document, dotted
 from rollweave.config.schema import KeyPlace
 from rollweave.errors import ConfigError
+from rollweave.targets import closest
+
+NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?")
 
 
 def explain(error: ValidationError, document: Document, root: type[Section]) -> ConfigError:
@@ -45,7 +46,8 @@ def _line(details: ErrorDetails, document: Document, root: type[Section]) -> str
             place = schema.locate(root, details["loc"][:-1])
             path, what = place.path, _wrong_value(place, details["input"])
         case "missing":
-            path, what = place.path, f"missing; expected {schema.describe(place.type)}{_about(place)}"
+            about = f" ({place.about.rstrip('.')})" if place.about else ""
+            path, what = place.path, f"missing; expected {schema.describe(place.type)}{about}"
         case "union_tag_not_found":
             path, what = (*place.path, "type"), f"missing; choose one of {', '.join(schema.kinds(place.type))}"
         case "union_tag_invalid":
@@ -56,13 +58,12 @@ def _line(details: ErrorDetails, document: Document, root: type[Section]) -> str
 
 
 def _contradiction(details: ErrorDetails, place: KeyPlace, document: Document) -> str:
-    """The sentence of a validator. A validator of the whole job begins its sentence with the key to change."""
+    """The sentence of a validator. It may begin with the key to change, whose line is then given."""
     message = str(details.get("ctx", {}).get("error", details["msg"]))
-    if place.path:
-        return f"{document.origin(place.path)}: {dotted(place.path)}: {message}"
     named = re.match(r"[a-z_]+(\.[a-z_]+)*", message)
-    path: KeyPath = tuple(named.group().split(".")) if named else ()
-    return f"{document.origin(path)}: {message}"
+    keys = named.group().split(".") if named else []
+    section = f"{dotted(place.path)}: " if place.path else ""
+    return f"{document.origin((*place.path, *keys))}: {section}{message}"
 
 
 def _unknown_key(place: KeyPlace, root: type[Section]) -> str:
@@ -70,7 +71,7 @@ def _unknown_key(place: KeyPlace, root: type[Section]) -> str:
     valid = list(place.section.model_fields) if place.section else []
     if place.section and (now := place.section.renamed.get(name)):
         return f"is called {now} now, as in a job file"
-    if close := nearest(name, valid):
+    if close := closest(name, valid):
         return f"no such key; did you mean {close}?"
     if place.section and (types := schema.types_with(root, dotted(place.path))):
         mine = ", ".join(name for name in valid if name != "type") or "no keys"
@@ -82,30 +83,18 @@ def _unknown_key(place: KeyPlace, root: type[Section]) -> str:
 
 def _unknown_type(place: KeyPlace, data: Any) -> str:
     value, options = data.get("type"), list(schema.kinds(place.type))
-    close = nearest(str(value), options)
+    close = closest(str(value), options)
     hint = f"did you mean {close}?" if close else "choose one"
     return f"no such type {show(value)}; {hint} (valid: {', '.join(options)})"
 
 
 def _wrong_value(place: KeyPlace, value: Any) -> str:
     choices = [str(choice) for choice in schema.choices(place.type)]
-    close = nearest(str(value), choices)
+    close = closest(str(value), choices)
     hint = f"; did you mean {close}?" if close else ""
-    if isinstance(value, str) and _is_number(value) and not choices:
+    if isinstance(value, str) and NUMBER.fullmatch(value) and not choices:
         hint = "; remove the quotes"
     return f"expected {schema.describe(place.type)}, got {show(value)}{hint}"
-
-
-def _about(place: KeyPlace) -> str:
-    return f" ({place.about.rstrip('.')})" if place.about else ""
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?", text) is not None
-
-
-def nearest(name: str, valid: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)), None)
 
 
 def show(value: Any) -> str:

@@ -11,8 +11,6 @@ The sections `rollout`, `training`, `pipeline` and `weights` are those of a job,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -27,12 +25,9 @@ from rollweave.config.control import (
     RolloutConfig,
     SamplingConfig,
     WeightsConfig,
-    check_sync_point,
-    staleness_bound,
 )
 from rollweave.config.hardware import Constants
-from rollweave.config.load import load_file
-from rollweave.config.models import MODELS, ModelSpec, catalogue_name
+from rollweave.config.models import ModelSpec, find_model
 from rollweave.config.workload import Distribution, WorkloadConfig, constant
 
 
@@ -103,6 +98,7 @@ class Scenario(Section):
     """The content of a simulation file."""
 
     renamed: ClassVar[dict[str, str]] = {"steps": "training.steps"}
+    from_files: ClassVar[tuple[str, ...]] = ("cluster",)
     name: str = "scenario"
     seed: int = 0
     warmup: Annotated[int, Field(ge=0)] = 1
@@ -126,24 +122,14 @@ class Scenario(Section):
     """How much of the peaks real software reaches; the same for all device classes, each number with its source."""
 
     def spec(self, name: str = "") -> ModelSpec:
-        own = {model.name: model for model in self.models}
-        return own.get(name or self.model) or MODELS[catalogue_name(name or self.model)]
-
-    @property
-    def environments(self) -> int:
-        """The number of episodes that run at once."""
-        rollout = self.rollout
-        batch = rollout.groups_per_step * rollout.group_size
-        return rollout.environments or int(batch * (1 + self.alpha))
-
-    @property
-    def alpha(self) -> float:
-        return staleness_bound(self.pipeline)
+        return find_model(name or self.model, self.models)
 
     @property
     def control(self) -> ControlConfig:
         """The part that drives the control plane, which is the same as a job's."""
-        rollout = RolloutConfig.model_validate({**self.rollout.model_dump(), "environments": self.environments})
+        admitted = int(self.rollout.groups_per_step * self.rollout.group_size * (1 + self.pipeline.alpha))
+        environments = self.rollout.environments or admitted
+        rollout = RolloutConfig.model_validate({**self.rollout.model_dump(), "environments": environments})
         return ControlConfig(
             name=self.name,
             seed=self.seed,
@@ -155,22 +141,10 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _check_names(self) -> Scenario:
-        check_sync_point(self.pipeline)
-        known = {*MODELS, *(model.name for model in self.models)}
-        for name in (self.model, self.judge.model):
-            if name not in known and catalogue_name(name) not in known:
-                raise ValueError(f"no model {name} in the catalogue: add it to `models`, or use one of {_list(known)}")
+        find_model(self.model, self.models)
+        find_model(self.judge.model, self.models, key="judge.model")
         if self.warmup >= self.training.steps:
             raise ValueError(
                 f"warmup {self.warmup} leaves nothing of {self.training.steps} steps: lower it or raise training.steps"
             )
         return self
-
-
-def _list(names: set[str]) -> str:
-    return ", ".join(sorted(names))
-
-
-def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
-    """Read a simulation file strictly; every problem is reported with its line, in one `ConfigError`."""
-    return load_file(path, Scenario, overrides, from_files=("cluster",))

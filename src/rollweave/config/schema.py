@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
@@ -16,6 +16,8 @@ from pydantic.fields import FieldInfo
 
 from rollweave.config.base import PlainText, Section
 from rollweave.config.document import KeyPath
+
+LIMITS = {Gt: "above", Ge: "of at least", Lt: "below", Le: "of at most"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +109,16 @@ def follow(root: type[Section], data: Any, path: KeyPath) -> KeyPlace:
     """The place of a key path, choosing at every union the section that the data's own `type` says."""
     place = KeyPlace((), root)
     for item in path:
-        if options := kinds(place.type):
-            chosen = data.get("type") if isinstance(data, dict) else None
-            place = KeyPlace(place.path, options.get(str(chosen), Any), place.section)
-        place = child(place, item)
+        place = child(chosen(place, data), item)
         data = _item(data, item)
     return place
+
+
+def chosen(place: KeyPlace, data: Any) -> KeyPlace:
+    """At a union, the place with the section that the data's own `type` says; any other place as it is."""
+    options = kinds(place.type)
+    name = data.get("type") if isinstance(data, dict) else None
+    return KeyPlace(place.path, options.get(str(name), Any), place.section) if options else place
 
 
 def _item(data: Any, item: str | int) -> Any:
@@ -172,15 +178,6 @@ def _describe_list(items: tuple[Any, ...], bounds: list[Any]) -> str:
 
 
 def _describe_bounds(bounds: list[Any]) -> str:
-    words = []  # with `:g`, because typing keeps one copy of equal bounds, so a bound of 0.0 may arrive as 0
-    for bound in bounds:
-        match bound:
-            case Gt(gt=limit):
-                words.append(f"above {limit:g}")
-            case Ge(ge=limit):
-                words.append(f"of at least {limit:g}")
-            case Lt(lt=limit):
-                words.append(f"below {limit:g}")
-            case Le(le=limit):
-                words.append(f"of at most {limit:g}")
-    return " " + " and ".join(words) if words else ""
+    # With `:g`, because typing keeps one copy of equal bounds, so a bound of 0.0 may arrive as 0.
+    limits = [f"{LIMITS[type(bound)]} {astuple(bound)[0]:g}" for bound in bounds if type(bound) in LIMITS]
+    return " " + " and ".join(limits) if limits else ""

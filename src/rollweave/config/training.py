@@ -13,29 +13,30 @@ from rollweave.config.base import NonNegative, Section, Share, default_type
 from rollweave.config.losses import LossConfig, MismatchConfig, NoMismatch, PPOLoss
 
 
-class GRPOAdvantage(Section):
+class Advantage(Section):
+    """How rewards become advantages."""
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether it compares the members of a group."""
+        return True
+
+
+class GRPOAdvantage(Advantage):
     """A member's reward minus the mean of its group."""
 
     type: Literal["grpo"] = "grpo"
     normalise: Literal["std", "none"] = "std"
     """`std`: divide by the group's standard deviation. `none`: the mean only (Dr. GRPO)."""
 
-    @property
-    def needs_group(self) -> bool:
-        return True
 
-
-class RLOOAdvantage(Section):
+class RLOOAdvantage(Advantage):
     """A member's reward minus the mean of the other members of its group."""
 
     type: Literal["rloo"] = "rloo"
 
-    @property
-    def needs_group(self) -> bool:
-        return True
 
-
-class ReinforcePlusAdvantage(Section):
+class ReinforcePlusAdvantage(Advantage):
     """A trajectory's reward, normalised over the whole batch (REINFORCE++)."""
 
     type: Literal["reinforce++"] = "reinforce++"
@@ -48,7 +49,7 @@ class ReinforcePlusAdvantage(Section):
         return self.baseline == "group"
 
 
-class GAEAdvantage(Section):
+class GAEAdvantage(Advantage):
     """Generalised advantage estimation, token by token, with a value head that is trained together with the policy."""
 
     type: Literal["gae"] = "gae"
@@ -71,7 +72,7 @@ class GAEAdvantage(Section):
         return False
 
 
-class GiGPOAdvantage(Section):
+class GiGPOAdvantage(Advantage):
     """The episode's advantage in its group, plus each turn's advantage among turns with the same observation."""
 
     type: Literal["gigpo"] = "gigpo"
@@ -81,10 +82,6 @@ class GiGPOAdvantage(Section):
     """Discount per turn of the rewards that follow a turn."""
     omega: NonNegative = 1.0
     """Weight of the part that compares turns."""
-
-    @property
-    def needs_group(self) -> bool:
-        return True
 
 
 AdvantageConfig = Annotated[

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, model_validator
 
 from rollweave.config.base import FileName, NonNegative, Section, Share
+from rollweave.config.catalogue import NamedSection
 
 
 class Constant(Section):
@@ -82,14 +83,10 @@ def constant(value: float) -> Constant:
     return Constant(type="constant", value=value)
 
 
-def normal(mean: float, std: float) -> Normal:
-    return Normal(type="normal", mean=mean, std=std)
-
-
 NOTHING = constant(0.0)
 
 
-class TaskModel(Section):
+class TaskModel(NamedSection):
     """One kind of episode."""
 
     name: str = "task"

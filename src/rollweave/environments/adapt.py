@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 import reprlib
 import sys
 from collections.abc import Callable, Mapping
+from inspect import Parameter
 from typing import Any
 
 from rollweave.environments.protocol import HasScriptedAction, Observation, StepResult
@@ -105,9 +107,12 @@ class Adapted:
                 raise self._wrong("step", value, fix)
         if not isinstance(result.info, Mapping):
             raise self._wrong("step", result.info, "info must be a dict", "info ")
+        if (reward := as_number(result.reward)) is None:
+            fix = "the reward must be a finite number; raise an exception if the environment is broken"
+            raise self._wrong("step", result.reward, fix, "the reward ")
         return StepResult(
             self._observation("step", result.observation),
-            self._reward(result.reward),
+            reward,
             self._flag("done", result.done),
             self._flag("truncated", result.truncated),
             dict(result.info),
@@ -122,13 +127,6 @@ class Adapted:
             raise self._wrong(method, value, "half of a surrogate pair is not text: decode it with errors='replace'")
         fix = 'an observation is a string or a list of {"role": ..., "content": ...}'
         raise self._wrong(method, value, f"{fix}, not {type(value).__name__}")
-
-    def _reward(self, value: Any) -> float:
-        number = as_number(value)
-        if number is None:
-            fix = "the reward must be a finite number; raise an exception if the environment is broken"
-            raise self._wrong("step", value, fix, "the reward ")
-        return number
 
     def _flag(self, name: str, value: Any) -> bool:
         if isinstance(value, bool | int) or type(value).__name__ in ("bool_", "bool"):  # numpy's are not bool
@@ -146,13 +144,7 @@ def _is_message(value: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     """Whether this is a string that a tokenizer takes: a Python string may contain half of a surrogate pair."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
 ResetArguments = Callable[[int, Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -162,16 +154,14 @@ def _reset_style(reset: Callable[..., Any], name: str) -> ResetArguments:
     """Find out how this `reset` takes its seed: `(seed)`, `(seed, data)` or gymnasium's `(seed=..., options=...)`."""
     parameters = inspect.signature(reset).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
-    positional = sum(
-        kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
-    )
+    positional = sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
     if "options" in parameters:
         return lambda seed, data: ((), {"seed": seed, "options": dict(data) or None})
-    if positional >= 2 or inspect.Parameter.VAR_POSITIONAL in kinds:
+    if positional >= 2 or Parameter.VAR_POSITIONAL in kinds:
         return lambda seed, data: ((seed, data), {})
     if positional == 1:
         return lambda seed, data: ((seed,), {})
-    if "seed" in parameters or inspect.Parameter.VAR_KEYWORD in kinds:
+    if "seed" in parameters or Parameter.VAR_KEYWORD in kinds:
         with_data = {"data"} & set(parameters)
         return lambda seed, data: ((), {"seed": seed} | dict.fromkeys(with_data, data))
     raise ConfigError(

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from rollweave.clock import Clock
 from rollweave.config import schema
 from rollweave.config.document import Document
-from rollweave.config.environments import PythonEnvironmentConfig, SingleEnvironment
+from rollweave.config.environments import SingleEnvironment, environment_from_text
 from rollweave.config.job import RewardConfig
-from rollweave.config.overrides import apply_overrides, parse_override
-from rollweave.config.problems import explain
+from rollweave.config.load import check_document
 from rollweave.environments.check import CheckReport, EnvironmentCheck, text_of
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments, latencies
-from rollweave.environments.registry import SHIPPED, EnvironmentFactory, source
+from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import ConfigError
 from rollweave.rewards.scorer import Scorer
 from rollweave.seeds import derive
@@ -30,7 +27,7 @@ def catalogue() -> list[dict[str, Any]]:
     """List the shipped environments with the options that they have in a job file."""
     return [
         {
-            "name": schema.tag(config),
+            "name": kind,
             "about": (config.__doc__ or "").strip(),
             "options": [
                 {
@@ -44,30 +41,22 @@ def catalogue() -> list[dict[str, Any]]:
                 if name != "type"
             ],
         }
-        for config in SHIPPED
+        for kind, config in schema.kinds(SingleEnvironment).items()
     ]
 
 
 def configure(target: str, options: Sequence[str], base: Path) -> SingleEnvironment:
     """Make the configuration of a shipped environment, or of `file.py:Class`, with `key=value` options."""
-    if ":" in target:
-        data: dict[str, Any] = {"type": "python", "target": target}
-        kind: type[SingleEnvironment] = PythonEnvironmentConfig
-        options = [
-            option if option.startswith(("levels=", "latency.")) else f"arguments.{option}" for option in options
-        ]
-    else:
-        kinds = {schema.tag(config): config for config in SHIPPED}
-        if target not in kinds:
-            fix = f"{nearest(target, kinds)}; your own is named like my_env.py:MyEnvironment"
-            raise ConfigError(f"no environment is called {target!r}{fix}")
-        data, kind = {"type": target}, kinds[target]
-    document = Document(target, data)
-    apply_overrides(document, [parse_override(text) for text in options], kind)
-    try:
-        return kind.model_validate_json(json.dumps(document.data), context={"base": base})
-    except ValidationError as error:
-        raise explain(error, document, kind) from None
+    data = environment_from_text(target)
+    kinds: Mapping[str, type[Any]] = schema.kinds(SingleEnvironment)
+    if data["type"] not in kinds:
+        fix = f"{nearest(target, kinds)}; your own is named like my_env.py:MyEnvironment"
+        raise ConfigError(f"no environment is called {target!r}{fix}")
+    if data["type"] == "python":
+        own = ("levels=", "latency.")
+        options = [option if option.startswith(own) else f"arguments.{option}" for option in options]
+    config: SingleEnvironment = check_document(Document(target, data), base, kinds[data["type"]], options)
+    return config
 
 
 async def check_target(

@@ -53,9 +53,6 @@ class CheckReport:
     """Why the environment is refused, each with its fix."""
     notes: list[str] = field(default_factory=list)
 
-    def of(self, player: str) -> list[PlayedEpisode]:
-        return [episode for episode in self.played if episode.player == player]
-
 
 @dataclass(slots=True)
 class EnvironmentCheck:
@@ -97,7 +94,8 @@ class EnvironmentCheck:
         """Play more episodes while all rewards are equal, to find out whether another reward exists."""
         until = time.perf_counter() + SEARCH_SECONDS
         for number in range(self.episodes, self.episodes * SEARCH_FACTOR):
-            if not self._all_equal() or not self._any_ended() or time.perf_counter() > until:
+            any_ended = any(episode.trajectory.info.get("ended") for episode in self.report.played)
+            if not self._all_equal() or not any_ended or time.perf_counter() > until:
                 return
             await self._play(player, number)
 
@@ -162,9 +160,6 @@ class EnvironmentCheck:
     def _all_equal(self) -> bool:
         return len({episode.reward for episode in self.report.played}) == 1
 
-    def _any_ended(self) -> bool:
-        return any(episode.trajectory.info.get("ended") for episode in self.report.played)
-
     def _assess_ends(self) -> None:
         played = self.report.played
         endless = [episode for episode in played if not episode.trajectory.info.get("ended")]
@@ -215,29 +210,25 @@ def arbitrary_action(rng: random.Random, seen: Observation) -> str:
 
 def summarise(report: CheckReport) -> dict[str, Any]:
     """The figures of a check, for each player."""
-    players = {player: report.of(player) for player in ("random", "scripted")}
-    return {
-        "refused": bool(report.problems),
-        "players": {player: _figures(episodes) for player, episodes in players.items() if episodes},
-    }
+    players = {player: [one for one in report.played if one.player == player] for player in ("random", "scripted")}
+    figures = {player: _figures(episodes) for player, episodes in players.items() if episodes}
+    return {"refused": bool(report.problems), "players": figures}
 
 
 def _figures(episodes: list[PlayedEpisode]) -> dict[str, Any]:
     rewards = [episode.reward for episode in episodes]
+    played = [episode.trajectory for episode in episodes]
+    outcomes = Counter(str(one.outcome) if one.info.get("ended") else "cut short" for one in played)
     return {
         "episodes": len(episodes),
-        "outcomes": dict(_outcomes(episodes).most_common()),
-        "turns": _spread([len(episode.trajectory.turns) for episode in episodes]),
+        "outcomes": dict(outcomes.most_common()),
+        "turns": _spread([len(one.turns) for one in played]),
         "observation characters": _spread([size for episode in episodes for size in episode.observations]),
         "reset ms": _spread([episode.reset_seconds * 1e3 for episode in episodes]),
         "step ms": _spread([seconds * 1e3 for episode in episodes for seconds in episode.step_seconds]),
         "reward": _spread(rewards),
         "different rewards": len(set(rewards)),
     }
-
-
-def _outcomes(episodes: list[PlayedEpisode]) -> Counter[str]:
-    return Counter(str(e.trajectory.outcome) if e.trajectory.info.get("ended") else "cut short" for e in episodes)
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

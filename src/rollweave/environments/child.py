@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import sys
 from typing import Any
 
 from rollweave import errors
-from rollweave.environments.worker import ChildCall, Frames, pack_request, prefixed
+from rollweave.environments.worker import ChildCall, Frames, prefixed
 from rollweave.errors import EnvironmentFailed, RollweaveError
 
 
@@ -74,7 +75,7 @@ class Child(asyncio.Protocol):
             raise ChildDied("its process is gone", caused_by_call=False)
         request = ChildCall(next(self._numbers), slot, method, arguments)
         answer = self._calls[request.id] = asyncio.get_running_loop().create_future()
-        self._transport.write(pack_request(request))
+        self._transport.write(prefixed(pickle.dumps(request)))
         try:
             return await answer
         finally:
@@ -113,20 +114,15 @@ class Child(asyncio.Protocol):
 
 
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     return subprocess.Popen(
         [sys.executable, "-m", "rollweave.environments.worker", str(descriptor)],
         stdin=subprocess.DEVNULL,
         stdout=2,  # what user code prints must not mix with what this program prints
         pass_fds=[descriptor],
-        env=_environment(),
+        env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path},  # one thread for numeric libraries
         start_new_session=True,  # so that it is killed as a group, with all processes that it started
     )
-
-
-def _environment() -> dict[str, str]:
-    """The environment variables of the process: the same import path, and one thread for numeric libraries."""
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
 
 
 def _describe_end(process: subprocess.Popen[bytes]) -> str:

@@ -25,22 +25,18 @@ def check_conformance(
     make: Callable[[], Any], *, seed: int = 0, data: Mapping[str, Any] | None = None, max_turns: int = 100
 ) -> None:
     """Raise `EnvironmentFailed` with all broken rules, if any. `make` returns a new environment at each call."""
-    asyncio.run(check_conformance_async(make, seed=seed, data=data, max_turns=max_turns))
+    if problems := asyncio.run(_broken_rules(Subject(make, seed, dict(data or {}), max_turns))):
+        raise EnvironmentFailed("\n".join(problems))
 
 
-async def check_conformance_async(
-    make: Callable[[], Any], *, seed: int = 0, data: Mapping[str, Any] | None = None, max_turns: int = 100
-) -> None:
-    """The same check, for callers inside an event loop."""
-    subject = Subject(make, seed, dict(data or {}), max_turns)
+async def _broken_rules(subject: Subject) -> list[str]:
     problems = []
     for rule in RULES:
         try:
             await rule(subject)
         except (EnvironmentFailed, AssertionError) as error:
             problems.append(f"{rule.__name__.replace('_', ' ')}: {error}")
-    if problems:
-        raise EnvironmentFailed("\n".join(problems))
+    return problems
 
 
 @dataclass(slots=True)

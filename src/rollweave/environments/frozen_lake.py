@@ -14,18 +14,15 @@ import hashlib
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from rollweave.environments.protocol import Message, Observation, StepResult
 from rollweave.seeds import derive
 
 MOVES = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}  # in gymnasium's order of actions
-WORDS = {
-    name: letter
-    for letter, word in zip("LDRU", ("left", "down", "right", "up"), strict=True)
-    for name in (letter.lower(), word)
-}
+WORDS = {"l": "L", "left": "L", "d": "D", "down": "D", "r": "R", "right": "R", "u": "U", "up": "U"}
 RULES = (
     "You stand on a frozen lake (@). Walk over ice (.) to the goal (G) without stepping into a hole (O). "
     "A line of four signs tells what lies to your left, down, right and up: a capital letter (L, D, R, U) is ice or "
@@ -62,24 +59,16 @@ def parse(answer: str) -> str | None:
     return next((WORDS[word] for word in words if word in WORDS), None)
 
 
+@dataclass(eq=False)
 class FrozenLake:
     """One lake. An episode is a function of its seed and its actions: the same seed gives the same map and slips."""
 
-    deterministic = True
-
-    def __init__(
-        self,
-        map: str = "random",
-        size: int = 4,
-        slippery: bool = False,
-        instructions: bool = False,
-        map_every_turn: bool = False,
-    ) -> None:
-        self.map = map
-        self.size = size
-        self.slippery = slippery
-        self.instructions = instructions
-        self.map_every_turn = map_every_turn
+    deterministic: ClassVar[bool] = True
+    map: str = "random"
+    size: int = 4
+    slippery: bool = False
+    instructions: bool = False
+    map_every_turn: bool = False
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
         from gymnasium.envs.toy_text.frozen_lake import MAPS
@@ -107,16 +96,12 @@ class FrozenLake:
         ending = "You reached the goal." if reward else "You fell into a hole."
         return StepResult(ending, float(reward), done=True)
 
-    async def close(self) -> None:
-        pass  # gymnasium only holds something after rendering
-
     def scripted_action(self, rng: random.Random) -> str:
         """Choose a move that stays inside the lake."""
         return rng.choice([letter for letter in MOVES if _inside(self.grid, _next_to(self._place(), letter))])
 
     def _place(self) -> Square:
-        row, column = divmod(int(self.env.s), self.size)
-        return row, column
+        return divmod(int(self.env.s), self.size)
 
     def _screen(self, with_map: bool) -> str:
         around = look_around(self.grid, self._place(), self.tracks)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rollweave.config.environments import (
     EnvironmentConfig,
@@ -21,27 +22,34 @@ from rollweave.config.environments import (
 )
 from rollweave.environments.adapt import adapt
 from rollweave.environments.frozen_lake import FrozenLake
-from rollweave.environments.prompts import Prompts
-from rollweave.environments.protocol import HasScriptedAction
+from rollweave.environments.protocol import HasScriptedAction, Observation, StepResult
 from rollweave.errors import ConfigError, EnvironmentFailed
 from rollweave.seeds import derive
 from rollweave.targets import blame, load_target, nearest
 from rollweave.tasks import Mixture, RowSource, SeedSource, Task, TaskSource, read_rows
 
-SHIPPED: tuple[type[FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig], ...] = (
-    FrozenLakeConfig,
-    PromptsConfig,
-    PythonEnvironmentConfig,
-)
+
+@dataclass(eq=False)
+class Prompts:
+    """Shows the prompt of the task's row; one answer ends the episode. Its own reward is 0: reward functions read
+    `trajectory.task.data`."""
+
+    deterministic: ClassVar[bool] = True
+    column: str = "prompt"
+
+    async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
+        prompt: Observation = data[self.column]
+        return prompt
+
+    async def step(self, action: str) -> StepResult:
+        return StepResult("", done=True)
 
 
 def make(config: SingleEnvironment, base: Path) -> HasScriptedAction:
     """Make a new environment of this configuration; `base` is the folder of the job file."""
     match config:
-        case FrozenLakeConfig():
-            return adapt(
-                FrozenLake(config.map, config.size, config.slippery, config.instructions, config.map_every_turn)
-            )
+        case FrozenLakeConfig() as lake:
+            return adapt(FrozenLake(lake.map, lake.size, lake.slippery, lake.instructions, lake.map_every_turn))
         case PromptsConfig():
             return adapt(Prompts(config.prompt))
         case PythonEnvironmentConfig():
@@ -85,8 +93,7 @@ def source(config: EnvironmentConfig, seed: int, base: Path) -> TaskSource:
 def _single_source(name: str, config: SingleEnvironment, seed: int, base: Path) -> TaskSource:
     own = derive(seed, "tasks", name)
     if isinstance(config, PromptsConfig):
-        path = base / config.file
-        return RowSource(name, _prompt_rows(path, config.prompt), own, config.held_out)
+        return RowSource(name, _prompt_rows(base / config.file, config.prompt), own, config.held_out)
     return SeedSource(name, own, config.levels)
 
 
@@ -114,25 +121,9 @@ class EnvironmentFactory:
 
     @classmethod
     def from_config(cls, config: EnvironmentConfig, base: Path) -> EnvironmentFactory:
-        return cls({name: ConfiguredMaker(member, base.resolve()) for name, member in members(config).items()})
+        return cls({name: partial(make, member, base.resolve()) for name, member in members(config).items()})
 
 
-@dataclass(frozen=True)
-class ConfiguredMaker:
-    """Makes the environment of one configuration."""
-
-    config: SingleEnvironment
-    base: Path
-
-    def __call__(self) -> HasScriptedAction:
-        return make(self.config, self.base)
-
-
-@dataclass(frozen=True)
-class ObjectMaker:
-    """Makes an environment of a class or function that is given in Python and not named in a file."""
-
-    target: Callable[..., Any]
-
-    def __call__(self) -> HasScriptedAction:
-        return build(self.target, {}, getattr(self.target, "__qualname__", repr(self.target)))
+def maker(target: Callable[..., Any]) -> Callable[[], HasScriptedAction]:
+    """Makes environments of a class or function that is given in Python and not named in a file."""
+    return partial(build, target, {}, getattr(target, "__qualname__", repr(target)))

@@ -21,8 +21,8 @@ import struct
 import sys
 import traceback
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
-from typing import Any
+from dataclasses import astuple, dataclass, field
+from typing import Any, NamedTuple
 
 from rollweave.environments.protocol import HasScriptedAction, MakeEnvironment, StepResult
 from rollweave.errors import RollweaveError
@@ -30,8 +30,7 @@ from rollweave.errors import RollweaveError
 _LENGTH = struct.Struct("!I")
 
 
-@dataclass(slots=True)
-class ChildCall:
+class ChildCall(NamedTuple):
     """A request to call a method of one environment."""
 
     id: int
@@ -41,15 +40,8 @@ class ChildCall:
     arguments: tuple[Any, ...] = ()
 
 
-def pack_request(request: ChildCall) -> bytes:
-    return prefixed(pickle.dumps(request))
-
-
-def pack_reply(reply: dict[str, Any]) -> bytes:
-    return prefixed(json.dumps(reply, default=str).encode())
-
-
 def prefixed(body: bytes) -> bytes:
+    """A frame with this body."""
     return _LENGTH.pack(len(body)) + body
 
 
@@ -70,13 +62,13 @@ class Frames:
             yield body
 
 
+@dataclass(slots=True)
 class ChildProgram:
     """Makes environments and answers calls to them."""
 
-    def __init__(self, make: MakeEnvironment, writer: asyncio.StreamWriter) -> None:
-        self.make = make
-        self.writer = writer
-        self.environments: dict[int, HasScriptedAction] = {}
+    make: MakeEnvironment
+    writer: asyncio.StreamWriter
+    environments: dict[int, HasScriptedAction] = field(default_factory=dict)
 
     async def answer(self, request: ChildCall) -> None:
         try:
@@ -84,7 +76,7 @@ class ChildProgram:
         except RollweaveError as error:
             details = "".join(traceback.format_exception(error))
             reply = {"error": str(error), "kind": type(error).__name__, "traceback": details}
-        self.writer.write(pack_reply({"id": request.id, **reply}))
+        self.writer.write(prefixed(json.dumps({"id": request.id, **reply}, default=str).encode()))
         await self.writer.drain()
 
     async def _call(self, request: ChildCall) -> Any:

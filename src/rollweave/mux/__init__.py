@@ -1,5 +1,4 @@
-"""Many jobs woven into each other: one job's idle phase runs another job's active one.
+"""Runs many jobs on two pools: while one job trains, another rolls out.
 
-Pure decisions first (profile, group, coexec, slo, placement, scheduler), then the replay of traces and the daemon,
-both of which call the very same `Scheduler`.
+`model/` and `decisions/` are pure. The replay of traces (`simulation/`) and the daemon use the same `Scheduler`.
 """

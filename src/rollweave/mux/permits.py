@@ -52,6 +52,10 @@ class Seat:
     rank: int
     discipline: Discipline = "rr"
 
+    @property
+    def all_nodes(self) -> tuple[Node, ...]:
+        return self.nodes["rollout"] + self.nodes["train"]
+
 
 @dataclass(slots=True)
 class Tenant:
@@ -157,16 +161,13 @@ class PermitTable:
     """Permits to which nodes are owed."""
 
     def __post_init__(self) -> None:
-        self._on, self._changed = defaultdict(NodeUse), set()
-        self._starts, self._owing = {}, {}
+        self._on, self._changed, self._starts, self._owing = defaultdict(NodeUse), set(), {}, {}
         for tenant in self.tenants.values():
             self._index_tenant(tenant)
         for request in self.requests.values():
             self._index_request(request)
         for permit in self.permits.values():
-            for node in permit.all_nodes:
-                self._on[node].permits[permit.job] = permit
-            self._watch(permit)
+            self._index_permit(permit)
 
     # ------------------------------------------------------------------------------------------------- the laps
 
@@ -208,8 +209,7 @@ class PermitTable:
 
     def _present_lap(self, job: str, ignored: Sequence[str] = ()) -> int:
         """The latest lap that a job beside this one rolls out in; jobs that have no lap there yet are ignored."""
-        nodes = [node for pinned in self.tenants[job].seat.nodes.values() for node in pinned]
-        beside = [tenant for node in nodes for tenant in self._on[node].tenants.values()]
+        beside = [tenant for node in self.tenants[job].seat.all_nodes for tenant in self._on[node].tenants.values()]
         return max((other.lap["rollout"] for other in beside if other.job not in (job, *ignored)), default=0)
 
     def leave_after_this_lap(self, job: str) -> None:
@@ -239,9 +239,10 @@ class PermitTable:
         alone_for: float | None = None,
         partly: bool = False,
     ) -> None:
-        if job in self.permits or job in self.requests:
-            if self.holds(job, ticket) or self.waits(job, ticket):
-                return
+        known = self.ticket(job)
+        if known == ticket:
+            return
+        if known is not None:
             raise StalePermit(f"job {job} asks for a permit, but another process of it holds or awaits one already")
         self.asked += 1
         request = PermitRequest(job, ticket, pool, nodes, self.asked, visit, alone_for, partly)
@@ -275,11 +276,10 @@ class PermitTable:
         finally:
             permit.nodes, permit.handed_back = nodes, handed_back
 
-    def holds(self, job: str, ticket: str) -> bool:
-        return job in self.permits and self.permits[job].ticket == ticket
-
-    def waits(self, job: str, ticket: str) -> bool:
-        return job in self.requests and self.requests[job].ticket == ticket
+    def ticket(self, job: str) -> str | None:
+        """The ticket of the job's permit or request; a job never has both."""
+        found = self.permits.get(job) or self.requests.get(job)
+        return found.ticket if found is not None else None
 
     def grant(self, now: float = 0.0) -> list[Permit]:
         """Give out every permit that the rules allow now, and the nodes that are owed and free."""
@@ -302,20 +302,15 @@ class PermitTable:
         self._owing = {job: permit for job, permit in self._owing.items() if permit.owed}
         return granted
 
-    def _make_permit(self, request: PermitRequest, usable: tuple[Node, ...], now: float) -> Permit:
+    def _make_permit(self, ask: PermitRequest, usable: tuple[Node, ...], now: float) -> Permit:
         self.epoch += 1
-        job, nodes = request.job, request.nodes
-        owed = () if len(usable) == len(nodes) else tuple(node for node in nodes if node not in usable)
-        permit = Permit(
-            job, request.ticket, request.pool, usable, self.epoch, now, request.visit, request.alone_for, owed=owed
-        )
-        del self.requests[job]
-        self.permits[job] = permit
-        for node in nodes:
-            use = self._on[node]
-            del use.requests[job]
-            use.permits[job] = permit
-        self._watch(permit)
+        del self.requests[ask.job]
+        for node in ask.nodes:
+            del self._on[node].requests[ask.job]
+        owed = tuple(node for node in ask.nodes if node not in usable)
+        permit = Permit(ask.job, ask.ticket, ask.pool, usable, self.epoch, now, ask.visit, ask.alone_for, owed=owed)
+        self.permits[ask.job] = permit
+        self._index_permit(permit)
         return permit
 
     def holder(self, node: Node) -> str | None:
@@ -399,16 +394,16 @@ class PermitTable:
         return requests.values()
 
     def _index_tenant(self, tenant: Tenant) -> None:
-        for nodes in tenant.seat.nodes.values():
-            for node in nodes:
-                self._on[node].tenants[tenant.job] = tenant
-            self._changed.update(nodes)
+        nodes = tenant.seat.all_nodes
+        for node in nodes:
+            self._on[node].tenants[tenant.job] = tenant
+        self._changed.update(nodes)
 
     def _forget_tenant(self, tenant: Tenant) -> None:
-        for nodes in tenant.seat.nodes.values():
-            for node in nodes:
-                del self._on[node].tenants[tenant.job]
-            self._changed.update(nodes)
+        nodes = tenant.seat.all_nodes
+        for node in nodes:
+            del self._on[node].tenants[tenant.job]
+        self._changed.update(nodes)
 
     def _index_request(self, request: PermitRequest) -> None:
         for node in request.nodes:
@@ -420,7 +415,9 @@ class PermitTable:
             del self._on[node].requests[request.job]
         self._changed.update(request.nodes)
 
-    def _watch(self, permit: Permit) -> None:
+    def _index_permit(self, permit: Permit) -> None:
+        for node in permit.all_nodes:
+            self._on[node].permits[permit.job] = permit
         if permit.alone_for is not None:
             self._starts[permit.job] = permit
         if permit.owed:

@@ -83,7 +83,7 @@ def assemble(
     state = RunState()
     scoring = Scoring(rewards or HostBackend(dispatcher, recorder, control.rollout.max_retries), recorder)
     settings = _settings(control, stop_tokens)
-    bound = StalenessBound(control.alpha, control.rollout.groups_per_step)
+    bound = StalenessBound(control.pipeline.alpha, control.rollout.groups_per_step)
     scheduler = RolloutScheduler(settings, bound, Cursor(source), dispatcher, scoring, clock, recorder)
     journal = Journal(clock, scheduler, fleet, recorder, on_row, on_trajectories)
     timeout = control.rollout.deadlines.weight_sync

@@ -6,7 +6,7 @@ the loop travels as one packet, and confirmations travel with it; one that finds
 `CONFIRM_SECONDS`, because a packet between two processes costs about a millisecond of computing.
 
 A transport carries the packets. Within one process it is the other end's `receive`. On Ray, `runtimes/ray_keepers.py`
-and `runtimes/ray_workers.py` carry them between processes. `simulation/world/hosts.py` delays, drops, duplicates and
+and `runtimes/ray_workers.py` carry them between processes. `tests/world/hosts.py` delays, drops, duplicates and
 so reorders them.
 """
 

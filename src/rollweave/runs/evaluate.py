@@ -1,4 +1,4 @@
-"""Play held-out tasks greedily with what a run has learnt, or with any model folder: `rollweave eval`."""
+"""`rollweave eval`: plays held-out tasks greedily with what a run has learnt, or with any model folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from rollweave.clock import Clock, run_wall
 from rollweave.config.job import HUB_NAME, Job, TinyModel
-from rollweave.config.load import load_job, parse_job
+from rollweave.config.load import load_job, parse_text
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import ConfigError, first_cause
 from rollweave.fleet.fleet import Fleet
@@ -62,7 +62,7 @@ def _resolve(target: str, overrides: Sequence[str]) -> tuple[Job, Path]:
         raise ConfigError(
             f"{target} is not a run folder, so say what to play: rollweave eval {target} --env frozen_lake"
         )
-    job = parse_job(json.dumps({"model": model}), "the command line", Path.cwd(), overrides)
+    job = parse_text(json.dumps({"model": model}), "the command line", Path.cwd(), Job, overrides)
     if isinstance(job.model, TinyModel):
         raise ConfigError("a tiny model is made by a run: name the folder of a run that trained one")
     return job, find_model(job.model)

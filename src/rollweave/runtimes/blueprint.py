@@ -52,7 +52,7 @@ class Blueprint:
             slots=self.job.engine.slots,
             prefill_tokens=self.job.engine.prefill_tokens,
             max_context=self.job.rollout.max_context,
-            in_flight=self.job.in_flight,
+            in_flight=self.job.pipeline.in_flight,
         )
 
     def warm_up_engine(self) -> None:

@@ -169,8 +169,3 @@ def read_or_make_token(path: Path) -> str:
         with os.fdopen(handle, "w") as file:
             file.write(secrets.token_urlsafe(24))
     return path.read_text().strip()
-
-
-def pause(seconds: float) -> None:
-    """For a process that has no loop yet."""
-    time.sleep(seconds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollweave.mux.baselines.simple import Plain, own_group
+from rollweave.mux.baselines import Plain, own_group
 from rollweave.mux.decisions.plan import Plan, PlanStep
 from rollweave.mux.model.group import CoGroup
 from rollweave.mux.model.job import MuxJob

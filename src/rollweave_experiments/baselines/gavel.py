@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rollweave.mux.baselines.simple import Plain
+from rollweave.mux.baselines import Plain
 from rollweave.mux.decisions.plan import Plan, apply
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.state import ClusterState

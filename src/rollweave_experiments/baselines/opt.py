@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rollweave.errors import ConfigError
-from rollweave.mux.baselines.simple import Plain, own_group
+from rollweave.mux.baselines import Plain, own_group
 from rollweave.mux.decisions.plan import Plan, PlanStep, apply
 from rollweave.mux.decisions.scheduler import Scheduler
 from rollweave.mux.model.group import CoGroup, Phases, phases_at
@@ -215,7 +215,7 @@ def _build(state: ClusterState, part: frozenset[str]) -> None:
             group.add(jobs[item].id, phases[item], nodes)
     state.groups[group.id] = group
     state.next_group += 1
-    for name, pace in paces(group).items():
+    for name, pace in paces(group, group.mode).items():
         state.jobs[name].pace = pace
         state.home[name] = group.id
 

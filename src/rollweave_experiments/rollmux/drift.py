@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollweave.mux.baselines.setups import setup
+from rollweave.mux.baselines import setup
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.simulation.jobs import JobMix, draw_jobs
 from rollweave.mux.simulation.replay import ReplayResult

@@ -122,7 +122,7 @@ class Reality:
 
     def _computed(self, group: CoGroup) -> dict[str, float]:
         if self.migration is None or group.mode != "rr" or group.gang or len(group.pins) == 1:
-            return paces(group)
+            return paces(group, group.mode)
         return dict.fromkeys(group.pins, migrated_period(group, self.migration))
 
 
@@ -146,11 +146,9 @@ class RealReplay(Replay):
     reality: Reality = field(default_factory=Reality)
     first_solo: dict[str, float] = field(default_factory=dict)
 
-    def _step(self) -> bool:
-        went_on = Replay._step(self)
-        if went_on:
-            self.reality.settle(self.state, self.outcome.ledger.now)
-        return went_on
+    def _step(self) -> None:
+        Replay._step(self)
+        self.reality.settle(self.state, self.outcome.ledger.now)
 
     def _arrive(self, job: MuxJob, now: float) -> None:
         self.first_solo.setdefault(job.id, job.solo_s)

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Mapping
 
-from rollweave.mux.baselines.setups import setup
+from rollweave.mux.baselines import setup
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.simulation.replay import ReplayResult
 from rollweave.seeds import generator

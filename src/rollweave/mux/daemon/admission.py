@@ -124,29 +124,22 @@ class Admission:
     def restore(self, data: dict[str, Any] | None) -> None:
         """Go back to what `dump` wrote down; None: to nothing. Raises `PlanError` if that contradicts itself."""
         self.__post_init__()
-        if data is None:
+        if data is None or not data["home"]:
             return
         rollout, train = data["limits"]
-        if (rollout, train) != (self.rollout_nodes, self.train_nodes) and data["home"]:
+        if (rollout, train) != (self.rollout_nodes, self.train_nodes):
             raise NeverFits(
                 f"jobs are placed on {rollout} rollout and {train} train nodes; start the daemon with as many, or "
                 "cancel them first"
             )
-        if data["home"]:
-            self.state = _STATE.validate_python(data)
-            check_state(self.state, self.scheduler.policy)
+        self.state = _STATE.validate_python(data)
+        check_state(self.state, self.scheduler.policy)
 
 
 def _job(record: JobRecord) -> MuxJob:
-    assert record.profile is not None
+    times, memory, cold = record.profile, record.memory_gb, record.cold_seconds
+    assert times is not None
     profile = JobProfile(
-        t_roll=record.profile.t_roll,
-        t_train=record.profile.t_train,
-        n_roll=record.n_roll,
-        n_train=record.n_train,
-        mem_roll=record.memory_gb,
-        mem_train=record.memory_gb,
-        cold_roll=record.cold_seconds,
-        cold_train=record.cold_seconds,
+        times.t_roll, times.t_train, record.n_roll, record.n_train, memory, memory, cold_roll=cold, cold_train=cold
     )
     return MuxJob(record.id, profile, record.slo, max(1, record.steps - record.progress.step))

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.admission import Admission, NeverFits
 from rollweave.mux.daemon.records import Ending, JobRecord, PhaseTimes, check_slo
-from rollweave.mux.daemon.store import Store, StoreError
+from rollweave.mux.daemon.store import JobEvent, Store, StoreError
 from rollweave.mux.decisions.invariants import PlanError
 from rollweave.mux.model.job import ProfileError
 from rollweave.mux.permits import Node, Permit, PermitTable, StalePermit
@@ -67,28 +67,27 @@ class Ask(FiniteMessage):
 
 class Controller:
     def __init__(self, store: Store, admission: Admission, now: Callable[[], float]) -> None:
-        self._store = store
+        self.store = store
         self._now = now
         self._began = now()
-        self._events: list[tuple[float, str, str, str]] = []
+        self._events: list[JobEvent] = []
         self.admission = admission
         self.load()
 
     def load(self) -> None:
         """Read the state from the disk: at the start, and after a transition that failed halfway."""
-        self.jobs = self._store.jobs()
-        self.set_aside = self._store.set_aside()
-        """Stored jobs that cannot be read, and why: the others go on without them."""
-        self._numbered = self._store.fact("numbered") or len(self.jobs)
+        self.jobs, self.set_aside = self.store.read_jobs()
+        """Stored jobs that cannot be read are set aside, with the reason: the others go on without them."""
+        self._numbered = self.store.fact("numbered") or len(self.jobs)
         self._events.clear()
         try:
-            self.permit_table = _TABLE.validate_python(self._store.fact("permits") or {})
-            self.admission.restore(self._store.fact("scheduler"))
+            self.permit_table = _TABLE.validate_python(self.store.fact("permits") or {})
+            self.admission.restore(self.store.fact("scheduler"))
             self._forget_set_aside()
             self._check_places()
         except (PlanError, ProfileError, ValidationError) as error:
             raise StoreError(
-                f"{self._store.path}: the jobs cannot go on, their stored places contradict each other ({error}); "
+                f"{self.store.path}: the jobs cannot go on, their stored places contradict each other ({error}); "
                 "start with another --state folder and submit them again (their runs stay in this one)"
             ) from error
 
@@ -157,14 +156,14 @@ class Controller:
     def ask(self, job: str, ask: Ask) -> Permit | None:
         """Hand back the last permit and ask for the next. Returns it if it is granted; None: ask again."""
         record, table = self._current(job, ask.life), self.permit_table
-        if not (table.holds(job, ask.ticket) or table.waits(job, ask.ticket)):
+        if table.ticket(job) != ask.ticket:
             if ask.epoch not in (None, record.handed_back):
                 self._hand_back(record, ask)
             if record.state != "waiting":
                 self._get_in_line(record, ask)
             table.grant(self._now())
             self._commit(record)
-        return table.permits[job] if table.holds(job, ask.ticket) else None
+        return table.permits.get(job)
 
     def awaited(self, job: str, life: int, epoch: int, keep: int) -> bool:
         """Whether another job could begin if this permit kept its first `keep` nodes only."""
@@ -402,9 +401,6 @@ class Controller:
     def held_seconds(self, node: Node) -> float | None:
         return next((self._now() - p.since for p in self.permit_table.permits.values() if node in p.nodes), None)
 
-    def events(self, job: str) -> list[tuple[float, str, str, str]]:
-        return self._store.events(job)
-
     def _lease(self, permit: Permit) -> float:
         """Seconds after which a job that still holds the permit hangs."""
         profile = self.jobs[permit.job].profile
@@ -419,15 +415,12 @@ class Controller:
         self._events.append((self._now(), name, record.id, text))
 
     def _commit(self, *changed: JobRecord) -> None:
-        jobs = {record.id: record for record in changed} | {
-            event[2]: self.jobs[event[2]] for event in self._events if event[2] in self.jobs
-        }
-        self._store.save(self._with_waiting(jobs), self.facts(), self._events)
+        """Write the jobs that changed or of which there is something to say; and the waiting ones, because their
+        reasons to wait may change with every transition."""
+        named = {record.id for record in changed} | {job for _, _, job, _ in self._events}
+        jobs = [record for record in self.jobs.values() if record.id in named or record.state == "waiting"]
+        self.store.save(jobs, self.facts(), self._events)
         self._events.clear()
-
-    def _with_waiting(self, jobs: dict[str, JobRecord]) -> Iterable[JobRecord]:
-        """Waiting jobs too: their reasons to wait may change with every transition."""
-        return (jobs | {job.id: job for job in self.jobs.values() if job.state == "waiting"}).values()
 
     def facts(self) -> dict[str, Any]:
         """The state that changes together and belongs to no single job."""

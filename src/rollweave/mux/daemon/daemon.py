@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
@@ -52,7 +52,7 @@ def run_daemon(
         controller = Controller(store, admission, machine.wall_time)
         for sentence in controller.set_aside.values():
             print(sentence, flush=True)
-        with _listening(host, port) as listener, closing(store):
+        with _listen(host, port) as listener, closing(store):
             try:
                 run_wall(lambda clock: Daemon(controller, folder, clock).run(listener, token))
             except BaseExceptionGroup as group:
@@ -70,8 +70,8 @@ class Daemon:
 
     async def run(self, listener: socket.socket, token: str) -> None:
         server = _Server(uvicorn.Config(make_app(self._desk, token), log_level="warning", timeout_graceful_shutdown=1))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._leave, server)
+        for number in (signal.SIGINT, signal.SIGTERM):  # they end the daemon alone; its jobs wait for the next one
+            asyncio.get_running_loop().add_signal_handler(number, setattr, server, "should_exit", True)
         host, port = listener.getsockname()[:2]
         self._folder.publish(f"http://{host}:{port}")
         print(f"listening on http://{host}:{port}, state in {self._folder.path}", flush=True)
@@ -79,10 +79,6 @@ class Daemon:
             supervising = tasks.create_task(self._supervise(server), name="supervisor")
             await server.serve(sockets=[listener])
             supervising.cancel()
-
-    def _leave(self, server: uvicorn.Server) -> None:
-        """A signal ends the daemon alone; its jobs wait for the next one."""
-        server.should_exit = True
 
     # -------------------------------------------------------------------------------------------- processes
 
@@ -114,12 +110,7 @@ class Daemon:
         life = self._controller.starting(record.id)
         folder = self._folder.job(record.id)
         threads = str(max(record.n_roll, record.n_train))
-        environment = {
-            FOLDER: str(self._folder.path),
-            JOB: record.id,
-            LIFE: str(life),
-            "OMP_NUM_THREADS": threads,
-        }
+        environment = {FOLDER: str(self._folder.path), JOB: record.id, LIFE: str(life), "OMP_NUM_THREADS": threads}
         forget_ending(self._folder.run(record.id))
         process = machine.start(_command(record, folder), environment, folder / "log")
         self._controller.started(record.id, process)
@@ -136,23 +127,20 @@ class Daemon:
     async def _end_jobs(self) -> None:
         """Interrupt the jobs, so that they save a checkpoint; kill those that do not end in time."""
         for end in (machine.interrupt, machine.kill):
-            for record in self._with_process():
-                assert record.process is not None
-                end(record.process)
+            for process in self._processes():
+                end(process)
             until = self._clock.now() + GOODBYE_SECONDS
-            while self._with_process() and self._clock.now() < until:
+            while self._processes() and self._clock.now() < until:
                 self._look.clear()
                 await self._wait_for_news(0.5)
 
-    def _with_process(self) -> list[JobRecord]:
-        return [record for record in self._controller.jobs.values() if record.process is not None]
+    def _processes(self) -> list[Process]:
+        return [record.process for record in self._controller.jobs.values() if record.process is not None]
 
     async def _wait_for_news(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._look.wait()
-        except TimeoutError:
-            pass
 
 
 class _Server(uvicorn.Server):
@@ -170,13 +158,10 @@ def _command(record: JobRecord, folder: Path) -> list[str]:
     return [sys.executable, "-m", "rollweave.cli.main", "train", job, "--out", str(folder / "run"), "--resume"]
 
 
-@contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def _listen(host: str, port: int) -> socket.socket:
     try:
-        listener = socket.create_server((host, port))
+        return socket.create_server((host, port))
     except OSError as error:
         raise AddressTaken(
             f"cannot listen on {host}:{port} ({error.strerror}); choose another --port, or 0 for any free one"
         ) from None
-    with listener:
-        yield listener

@@ -18,13 +18,13 @@ from typing import Any
 
 import httpx2
 
-from rollweave.clock import Clock
+from rollweave.clock import Clock, run_wall
 from rollweave.errors import RollweaveError
 from rollweave.mux.daemon.controller import Wanted
 from rollweave.mux.daemon.store import NoDaemon, StateFolder
 from rollweave.mux.permits import StalePermit
 from rollweave.pipelines.permits import MakePermits, SharedPool
-from rollweave.runtimes.machine import pause, use_cores, wall_time
+from rollweave.runtimes.machine import use_cores, wall_time
 
 POLL_SECONDS = 20.0
 """How long the daemon keeps a request for a permit open; then the job asks again."""
@@ -62,7 +62,8 @@ class DaemonPermits:
 
     def start(self) -> None:
         """Wait for the permit to load everything. There is no event loop yet, so this blocks."""
-        self._block_until("permit", self._message("start", 0, 0), self._granted)
+        message = self._message("start", 0, 0)
+        run_wall(lambda clock: self.on(clock)._until("permit", message, self._granted))
 
     async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
         message = self._message(pool, step, tokens, partly)
@@ -90,23 +91,12 @@ class DaemonPermits:
                 if done(answer):
                     return
             except (httpx2.HTTPError, NoDaemon):  # the daemon is away: it comes back, or this process is ended
-                await self.clock.sleep(_backoff(number))
+                await self.clock.sleep(BACKOFF[min(number, len(BACKOFF) - 1)])
 
     def tell_profile(self, t_roll: float, t_train: float, memory_gb: float) -> None:
+        """Report what was measured. The event loop of the measurement has ended, so this blocks."""
         message = {"life": self.life, "t_roll": t_roll, "t_train": t_train, "memory_gb": memory_gb}
-        self._block_until("profile", message, lambda answer: True)
-
-    def _block_until(self, what: str, message: dict[str, Any], done: Callable[[httpx2.Response], bool]) -> None:
-        """As `_until`, where there is no event loop."""
-        for number in count():
-            try:
-                with httpx2.Client(**self.folder.connection(POLL_SECONDS + 10)) as client:
-                    answer = client.post(f"/jobs/{self.job}/{what}", json=message)
-                self._check(answer)
-                if done(answer):
-                    return
-            except (httpx2.HTTPError, NoDaemon):
-                pause(_backoff(number))
+        run_wall(lambda clock: self.on(clock)._until("profile", message, lambda answer: True))
 
     # --------------------------------------------------------------------------------------------- messages
 
@@ -142,10 +132,6 @@ class DaemonPermits:
         if 400 <= answer.status_code < 500:
             raise RollweaveError(f"the daemon refused job {self.job}: {answer.json()['detail']}")
         answer.raise_for_status()
-
-
-def _backoff(number: int) -> float:
-    return BACKOFF[min(number, len(BACKOFF) - 1)]
 
 
 FOLDER, JOB, LIFE = "ROLLWEAVE_DAEMON_FOLDER", "ROLLWEAVE_DAEMON_JOB", "ROLLWEAVE_DAEMON_LIFE"

@@ -77,12 +77,9 @@ async def measure(job: Job, permits: PermitSource, workplace: Path, clock: Clock
     fleet = Fleet()
     dispatcher = Dispatcher.of(job.rollout, fleet)
     async with start_inline(blueprint, fleet, dispatcher, clock) as trainer:
-        watch = Stopwatch(permits, clock)
-        no_stops: tuple[int, ...] = ()
-        recorder = Recorder(clock.now)
-        drive = assemble(
-            control, fleet, dispatcher, trainer, tasks, no_stops, workplace, clock, recorder, permits=watch
-        )
+        watch, recorder = Stopwatch(permits, clock), Recorder(clock.now)
+        # No token ends an answer.
+        drive = assemble(control, fleet, dispatcher, trainer, tasks, (), workplace, clock, recorder, permits=watch)
         await drive.advance()
         watch.stop()
     return watch.measured()

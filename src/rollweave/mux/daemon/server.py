@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
@@ -99,9 +100,7 @@ class Desk:
 
     async def widened(self, job_id: str, message: PermitMessage) -> JsonView:
         """The permit once it has all its nodes, or None after a while."""
-        return self._described(
-            await self._once(lambda: self.controller.widened(job_id, message.life, message.epoch)),
-        )
+        return self._described(await self._once(lambda: self.controller.widened(job_id, message.life, message.epoch)))
 
     async def awaited(self, job_id: str, message: PermitMessage) -> JsonView:
         """Whether another job could begin if this permit were narrowed; looked at for a while."""
@@ -118,12 +117,9 @@ class Desk:
         until = self._clock.now() + POLL_SECONDS
         found = look()
         while found is None and (left := until - self._clock.now()) > 0 and not self.stopping.is_set():
-            changed = self._changed
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    await changed.wait()
-            except TimeoutError:
-                break
+                    await self._changed.wait()
             found = look()
         return found
 
@@ -141,25 +137,18 @@ class Desk:
 
     async def submit(self, job: Submission) -> JsonView:
         record = JobRecord("", job.name, job.source, job.slo, 0.0, job.n_roll, job.n_train, job.steps)
-        record = self.controller.submit(record, lambda name: self._write_job(name, job.job_yaml))
-        self.changed()
-        return self._view(record)
+        return self._view_changed(self.controller.submit(record, lambda name: self._write_job(name, job.job_yaml)))
 
     def _write_job(self, job: str, text: str) -> None:
-        """Write the job file before the job is booked: a job that is known has its file."""
         folder = self.folder.job(job)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.yaml").write_text(text, encoding="utf-8")
 
     async def cancel(self, job_id: str) -> JsonView:
-        record = self.controller.cancel(job_id)
-        self.changed()
-        return self._view(record)
+        return self._view_changed(self.controller.cancel(job_id))
 
     async def resume(self, job_id: str) -> JsonView:
-        record = self.controller.resubmit(job_id)
-        self.changed()
-        return self._view(record)
+        return self._view_changed(self.controller.resubmit(job_id))
 
     async def stop(self, leave_jobs: bool = False) -> JsonView:
         (self.leaving if leave_jobs else self.stopping).set()
@@ -174,6 +163,10 @@ class Desk:
 
     async def daemon(self) -> JsonView:
         return daemon_view(self.controller, self.folder)
+
+    def _view_changed(self, record: JobRecord) -> JsonView:
+        self.changed()
+        return self._view(record)
 
     def _view(self, record: JobRecord) -> JsonView:
         return job_view(record, self.controller, self.folder.run(record.id))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,9 @@ from rollweave.mux.daemon.records import JobRecord
 
 FORMAT = 2
 """Raised when the meaning of stored rows changes; older state is refused."""
+
+JobEvent = tuple[float, str, str, str]
+"""When it happened, its name, the job, and a text for people."""
 
 _JOB = TypeAdapter(JobRecord)
 UPSERT = "INSERT INTO {} VALUES (?, ?) ON CONFLICT DO UPDATE SET body = excluded.body"
@@ -59,12 +62,7 @@ class Store:
                 "folder and submit the jobs again, or go on with the version that wrote it"
             )
 
-    def save(
-        self,
-        jobs: Iterable[JobRecord],
-        facts: Mapping[str, Any],
-        events: Iterable[tuple[float, str, str, str]] = (),
-    ) -> None:
+    def save(self, jobs: Iterable[JobRecord], facts: Mapping[str, Any], events: Iterable[JobEvent] = ()) -> None:
         """Write all of it or nothing."""
         rows = [(job.id, _JOB.dump_json(job).decode()) for job in jobs]
         # Python's own JSON: it knows infinities, which deadlines may be.
@@ -82,45 +80,33 @@ class Store:
                 f"{self.path}: cannot be written ({error}); free space on that disk and start again"
             ) from error
 
-    def jobs(self) -> dict[str, JobRecord]:
-        """In the order they were submitted."""
-        return {job: record for job, record in self._rows() if isinstance(record, JobRecord)}
-
-    def set_aside(self) -> dict[str, str]:
-        """Jobs whose row cannot be read, each with a sentence that says why. The row stays where it is."""
-        return {
-            job: f"job {job} is set aside: its row in {self.path} cannot be read ({_first_problem(error)}); submit its "
-            "job file again"
-            for job, error in self._rows()
-            if isinstance(error, ValidationError)
-        }
-
-    def _rows(self) -> Iterator[tuple[str, JobRecord | ValidationError]]:
+    def read_jobs(self) -> tuple[dict[str, JobRecord], dict[str, str]]:
+        """The jobs in the order they were submitted; and for each job whose row cannot be read, a sentence that says
+        why. Such a row stays where it is."""
+        jobs: dict[str, JobRecord] = {}
+        set_aside: dict[str, str] = {}
         for job, body in self._db.execute("SELECT id, body FROM jobs ORDER BY rowid").fetchall():
             try:
-                yield job, _JOB.validate_json(body)
+                jobs[job] = _JOB.validate_json(body)
             except ValidationError as error:
-                yield job, error
+                problem = error.errors()[0]
+                why = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+                set_aside[job] = (
+                    f"job {job} is set aside: its row in {self.path} cannot be read ({why}); submit its job file again"
+                )
+        return jobs, set_aside
 
     def fact(self, name: str) -> Any:
         row = self._db.execute("SELECT body FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def events(self, job: str | None = None, most: int = 50) -> list[tuple[float, str, str, str]]:
-        """The last `most` events, oldest first."""
-        where, values = ("WHERE job = ?", (job, most)) if job else ("", (most,))
-        rows = self._db.execute(
-            f"SELECT at, name, job, text FROM events {where} ORDER BY number DESC LIMIT ?", values
-        ).fetchall()
-        return rows[::-1]
+    def events(self, job: str) -> list[JobEvent]:
+        """The last 50 events of a job, oldest first."""
+        query = "SELECT at, name, job, text FROM events WHERE job = ? ORDER BY number DESC LIMIT 50"
+        return self._db.execute(query, (job,)).fetchall()[::-1]
 
     def close(self) -> None:
         self._db.close()
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
 class NoDaemon(RollweaveError):

@@ -51,17 +51,15 @@ def job_view(record: JobRecord, controller: Controller, run: Path) -> dict[str, 
         "first_ready": progress.first_ready,
         "ended": record.ended,
         "why": record.why,
-        "events": controller.events(record.id),
+        "events": controller.store.events(record.id),
         "run": str(run),
     }
 
 
 def daemon_view(controller: Controller, folder: StateFolder) -> dict[str, Any]:
     admission, table = controller.admission, controller.permit_table
-    nodes = [
-        *(f"rollout-{number}" for number in range(admission.rollout_nodes)),
-        *(f"train-{number}" for number in range(admission.train_nodes)),
-    ]
+    counts = {"rollout": admission.rollout_nodes, "train": admission.train_nodes}
+    nodes = [f"{pool}-{number}" for pool, count in counts.items() for number in range(count)]
     return {
         "state_folder": str(folder.path),
         "set_aside": list(controller.set_aside.values()),
@@ -93,14 +91,11 @@ def _doing(record: JobRecord, controller: Controller) -> str:
     return "is being started" if record.process is None or record.state == "profiling" else "loads"
 
 
-ScreenRow = Sequence[str]
-
-
 def jobs_screen(jobs: Sequence[dict[str, Any]]) -> str:
     if not jobs:
         return "no jobs; hand one in with: rollweave submit JOB.yaml --slo 1.5"
     head = ("job", "state", "step", "alone", "planned", "measured", "slow-down", "SLO", "now")
-    return _table([head, *(_job_row(job) for job in jobs)], right=frozenset(range(2, 8)))
+    return _table([head, *(_job_row(job) for job in jobs)], "<<>>>>>><")
 
 
 def daemon_screen(daemon: dict[str, Any]) -> str:
@@ -124,11 +119,11 @@ def explain_screen(job: dict[str, Any]) -> str:
         ("run", job["run"]),
     ]
     why = [f"  {line}" for line in job["why"]] or ["  not placed yet"]
-    events = [f"  {_time(at)}  {name:<11} {text}" for at, name, _, text in job["events"]]
+    events = [f"  {datetime.fromtimestamp(at):%H:%M:%S}  {name:<11} {text}" for at, name, _, text in job["events"]]
     return "\n".join([_table(facts), "", "placement:", *why, "", "what happened:", *events])
 
 
-def _job_row(job: dict[str, Any]) -> ScreenRow:
+def _job_row(job: dict[str, Any]) -> tuple[str, ...]:
     return (
         job["id"],
         job["state"],
@@ -160,17 +155,8 @@ def _number(value: float | None, unit: str) -> str:
     return "-" if value is None else f"{value:.2f}{unit}"
 
 
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at).strftime("%H:%M:%S")
-
-
-def _table(rows: Sequence[ScreenRow], right: frozenset[int] = frozenset()) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+def _table(rows: Sequence[Sequence[str]], aligned: str = "<<<") -> str:
+    """Rows as columns; `aligned` has a format sign for each: `<` left, `>` right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    line = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(aligned, widths, strict=False))
+    return "\n".join(line.format(*row).rstrip() for row in rows)

@@ -36,9 +36,8 @@ def plan_departure(state: ClusterState, job: str, now: float, policy: MuxPolicy,
     if verdict is not None:
         arranged = Plan((PlanStep("arrange", "", group.id, f"run {verdict.mode}", mode=verdict.mode),))
         return leave + arranged if verdict.mode != group.mode else leave
-    return Plan(
-        (PlanStep("reserve", job, group.id, f"{why}; its phases stay reserved, the others' rhythm depends on them"),)
-    )
+    why += "; its phases stay reserved, the others' rhythm depends on them"
+    return Plan((PlanStep("reserve", job, group.id, why),))
 
 
 def choose_mode(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy) -> Verdict | None:
@@ -92,7 +91,11 @@ def _plan_emptying(state: ClusterState, group: CoGroup, now: float, policy: MuxP
     if hours * HOUR <= max(job.profile.move_s for job in members):
         return Plan()  # the jobs end before the moves would
     price = policy.min_saving * len(members)
-    left = _saving(state, group, now, policy) - (price if policy.integrated_cost else price / hours)
+    # What the end of the group saves, in the same unit as the scores of placements.
+    if policy.integrated_cost:
+        left = bill(state, group, finishes(state, group), now) - price
+    else:
+        left = state.group_cost(group) - price / hours
     plan = Plan()
     for job in sorted(members, key=lambda member: -member.solo_s):
         mover = replace(job)
@@ -105,10 +108,3 @@ def _plan_emptying(state: ClusterState, group: CoGroup, now: float, policy: MuxP
         state = try_plan(state, moves, now)
         plan += moves
     return plan
-
-
-def _saving(state: ClusterState, group: CoGroup, now: float, policy: MuxPolicy) -> float:
-    """What the end of the group saves, in the same unit as the scores of placements."""
-    if not policy.integrated_cost:
-        return state.group_cost(group)
-    return bill(state, group, finishes(state, group), now)

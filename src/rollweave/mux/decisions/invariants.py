@@ -42,26 +42,20 @@ def check_plan(state: ClusterState, plan: Plan, now: float, policy: MuxPolicy, a
     touched = touched_groups(state, plan)
     after = try_plan(state, plan, now, arriving)
     groups = [after.groups[number] for number in touched if number in after.groups]
-    problem = _first(
+    for problem in chain(
         _structure(after, groups, policy),
         _unchanged(state, groups, plan),
         _counts(state, after, touched),
         _promises(state, after, groups, now, policy),
-    )
-    if problem is not None:
+    ):
         steps = "; ".join(f"{step.kind} {step.job or step.group}" for step in plan.steps)
         raise PlanError(f"plan refused ({steps}): invariant {problem}")
 
 
 def check_state(state: ClusterState, policy: MuxPolicy) -> None:
     """Check the whole state (1-5, 7, 8). It is slow: for tests, and for the daemon when it reads a state from disk."""
-    problem = _first(_structure(state, state.groups.values(), policy), _disjoint(state))
-    if problem is not None:
+    for problem in chain(_structure(state, state.groups.values(), policy), _disjoint(state)):
         raise PlanError(f"state is inconsistent: invariant {problem}")
-
-
-def _first(*problems: Iterator[str]) -> str | None:
-    return next(chain(*problems), None)
 
 
 def _structure(state: ClusterState, groups: Iterable[CoGroup], policy: MuxPolicy) -> Iterator[str]:

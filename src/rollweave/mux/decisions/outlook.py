@@ -140,10 +140,8 @@ class Survey:
 
     def visit(self, group: CoGroup) -> None:
         """Add the options in this group, or the reason if there are none."""
-        refused = self._closed(group)
         before = len(self.candidates)
-        if refused is None:
-            refused = self._look(group, self.views.of(self.state, group), self.newcomer.at(group.width))
+        refused = self._closed(group) or self._look(group)
         if len(self.candidates) == before and refused is not None:
             self.rejections.append(refused)
 
@@ -159,9 +157,9 @@ class Survey:
             return Rejection(group.id, "train memory: {left:.0f} GB >= {right:.0f} GB free", needed, free)
         return None
 
-    def _look(self, group: CoGroup, view: Outlook, fit: Fit) -> Rejection | None:
+    def _look(self, group: CoGroup) -> Rejection | None:
         """Check what holds for all nodes of the group first, then each set of nodes."""
-        tolerated = self.newcomer.limit
+        view, fit, tolerated = self.views.of(self.state, group), self.newcomer.at(group.width), self.newcomer.limit
         tightest = min(view.tightest, tolerated)
         period = max(group.max_solo, fit.solo, group.sum_train + fit.train, group.max_load)
         fifo = view.fifo and fit.solo <= tolerated and view.train_share + fit.train / tolerated <= 1

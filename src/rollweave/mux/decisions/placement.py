@@ -67,8 +67,7 @@ def find_place(
     for group in state.groups.values():
         if group.id != skip:
             survey.visit(group)
-    search = Search(None, survey.rejections)
-    search.best = _own_group(state, newcomer) if below is None else None
+    search = Search(_own_group(state, newcomer) if below is None else None, survey.rejections)
     survey.candidates.sort(key=attrgetter("floor"))  # the sort is stable: the first of equal options wins
     for candidate in survey.candidates[: policy.max_assessed]:
         if candidate.floor >= (search.best.score if search.best else below or math.inf):
@@ -103,7 +102,7 @@ def _assess_option(state: ClusterState, candidate: GroupOption, newcomer: Newcom
     if not passed:
         late = verdicts[-1].late
         assert late is not None
-        return too_late(group.id, late, jobs[late.job])
+        return _too_late(group.id, late, jobs[late.job])
     cost = state.rollout.price * len(candidate.new)
     scored = [(_score(state, jobs, group, trial, verdict, newcomer, cost), verdict.mode) for verdict in passed]
     score, mode = min(scored, key=lambda pair: pair[0])
@@ -138,7 +137,7 @@ def _score(
     return cost + newcomer.policy.slowdown_price * (after - before)
 
 
-def too_late(group: int, late: Late, job: MuxJob) -> Rejection:
+def _too_late(group: int, late: Late, job: MuxJob) -> Rejection:
     text = f"SLO of job {{job}}: {{left:.0f}} s > {{right:.0f}} s ({job.slo:.2f} x {job.solo_s:.0f} s at submission)"
     return Rejection(group, text, late.seconds, late.limit, late.job)
 

@@ -6,7 +6,6 @@ after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -71,11 +70,6 @@ class Plan:
     def __add__(self, other: Plan) -> Plan:
         return Plan(self.steps + other.steps, self.rejections + other.rejections)
 
-    @property
-    def moves(self) -> int:
-        """The number of jobs that must pause for it."""
-        return sum(step.kind == "move" for step in self.steps)
-
     def groups(self) -> set[int]:
         return {step.group for step in self.steps if step.group}
 
@@ -84,8 +78,8 @@ class Plan:
 
     def explain(self) -> str:
         """The steps of the plan and the refusals, one line each."""
-        lines: Iterable[str] = [f"{step.kind} {step.job or f'group {step.group}'}: {step.why}" for step in self.steps]
-        return "\n".join([*lines, *(f"  not {rejection}" for rejection in self.rejections)])
+        lines = [f"{step.kind} {step.job or f'group {step.group}'}: {step.why}" for step in self.steps]
+        return "\n".join(lines + [f"  not {rejection}" for rejection in self.rejections])
 
 
 def touched_groups(state: ClusterState, plan: Plan) -> set[int]:
@@ -110,13 +104,10 @@ def apply(state: ClusterState, plan: Plan, now: float, arriving: MuxJob | None =
     for step in plan.steps:
         _carry_out(state, step, now, arriving)
     for number in touched & state.groups.keys():
-        _set_paces(state, state.groups[number])
-
-
-def _set_paces(state: ClusterState, group: CoGroup) -> None:
-    for name, pace in paces(group).items():
-        if name in state.jobs:
-            state.jobs[name].pace = pace
+        group = state.groups[number]
+        expected = paces(group, group.mode)
+        for name in group.jobs:
+            state.jobs[name].pace = expected[name]
 
 
 def _carry_out(state: ClusterState, step: PlanStep, now: float, arriving: MuxJob | None) -> None:

@@ -22,12 +22,8 @@ def node_names(pool: SharedPool, numbers: tuple[int, ...]) -> tuple[Node, ...]:
 def seat_in(group: CoGroup, job: str) -> Seat:
     """The seat of a member of a group; its rank is its place in the group's order."""
     order = group.order or group.jobs
-    rollout, train = group.pins[job], group.train_nodes
-    nodes: dict[SharedPool, tuple[Node, ...]] = {
-        "rollout": node_names("rollout", rollout),
-        "train": node_names("train", train),
-    }
-    return Seat(nodes, order.index(job), group.mode)
+    rollout, train = node_names("rollout", group.pins[job]), node_names("train", group.train_nodes)
+    return Seat({"rollout": rollout, "train": train}, order.index(job), group.mode)
 
 
 def seats_of(state: ClusterState) -> dict[str, Seat]:

@@ -117,10 +117,6 @@ class CoGroup:
     def saturated(self) -> bool:
         return self.t_load >= self.t_cycle
 
-    def cost(self, roll_price: float, train_price: float) -> float:
-        """Dollars per hour of all nodes of the group, whether they are used or idle."""
-        return roll_price * len(self.nodes) + train_price * self.width
-
     def add(self, job: str, phases: Phases, nodes: tuple[int, ...]) -> None:
         self._forget_phantoms()
         self.pins[job], self.phases[job] = nodes, phases
@@ -172,12 +168,5 @@ class CoGroup:
         self.gang = any(len(nodes) > 1 for nodes in self.pins.values())
 
     def copy(self) -> CoGroup:
-        return CoGroup(
-            self.id,
-            self.train_nodes,
-            self.mode,
-            dict(self.pins),
-            dict(self.phases),
-            self.phantoms,
-            self.order,
-        )
+        pins, phases = dict(self.pins), dict(self.phases)
+        return CoGroup(self.id, self.train_nodes, self.mode, pins, phases, self.phantoms, self.order)

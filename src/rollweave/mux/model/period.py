@@ -82,14 +82,13 @@ def fifo_bound(group: CoGroup, job: str) -> FifoBound:
             others.append((other.shared_solo, other.shared_train, same))
     others.sort(reverse=True)
     often = own.shared_solo + sum(train + same for _, train, same in others)
-    busy = extra = 0.0
+    busy = 0.0
     per_iter = often
     for solo, train, same in others:
         if solo <= per_iter:
             break
         often -= train + same
         busy += (train + same) / solo
-        extra += train * (1 - train / solo) + same * (1 - same / solo)
         if busy >= 1:  # the slower jobs fill all of the time, so this way of counting gives no bound
             break
         per_iter = min(per_iter, often / (1 - busy))
@@ -115,16 +114,12 @@ Line = tuple[tuple[float, float, int], ...]
 
 def fifo_means(group: CoGroup) -> dict[str, float]:
     """The mean iteration of each job. Ties are served in arrival order, so the result depends only on the group."""
-    return dict(zip(group.pins, _means(line_of(group)), strict=True))
-
-
-def line_of(group: CoGroup) -> Line:
     index: dict[int, int] = {}
     line = []
     for job, nodes in group.pins.items():
         own = group.phases[job]
-        line.append((own.roll + own.switch_roll, own.train + own.switch_train, index.setdefault(nodes[0], len(index))))
-    return tuple(line)
+        line.append((own.shared_roll, own.shared_train, index.setdefault(nodes[0], len(index))))
+    return dict(zip(group.pins, _means(tuple(line)), strict=True))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -181,19 +176,15 @@ def best_order(group: CoGroup) -> tuple[str, ...]:
     if len(arrival) <= EXHAUSTIVE:
         first, *rest = arrival
         return min(((first, *tail) for tail in permutations(rest)), key=lambda order: _period(group, order))
-    return _two_opt(group, _gangs_together(group))
+    gangs_together = tuple(sorted(arrival, key=lambda job: (-len(group.pins[job]), group.pins[job])))
+    return _two_opt(group, min((gangs_together, arrival), key=lambda order: _period(group, order)))
 
 
 def _period(group: CoGroup, order: tuple[str, ...]) -> float:
     return round(max_plus_period(group, order), 9)
 
 
-def _gangs_together(group: CoGroup) -> tuple[str, ...]:
-    return tuple(sorted(group.pins, key=lambda job: (-len(group.pins[job]), group.pins[job])))
-
-
-def _two_opt(group: CoGroup, order: tuple[str, ...]) -> tuple[str, ...]:
-    best = min((order, tuple(group.pins)), key=lambda candidate: _period(group, candidate))
+def _two_opt(group: CoGroup, best: tuple[str, ...]) -> tuple[str, ...]:
     improved = True
     while improved:
         improved = False

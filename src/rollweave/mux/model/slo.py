@@ -11,7 +11,7 @@ that move before it becomes impossible, so no SLO depends on the simulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from rollweave.mux.model.group import CoGroup, Mode
@@ -70,18 +70,22 @@ def has_way_out(job: MuxJob, worst: float, now: float) -> bool:
 
 def assess(group: CoGroup, jobs: Mapping[str, MuxJob], now: float, policy: MuxPolicy, mode: Mode) -> Verdict:
     """Assess the group in this mode: the paces of its jobs, and the first SLO that would break."""
-    members = group.jobs
+    expected = paces(group, mode)
+    if len(group.pins) == 1:
+        return Verdict(mode, expected)  # the SLO is relative to this very case, a job alone
+    for name in group.jobs:
+        job, pace = jobs[name], expected[name]
+        late = _late(job, pace, now, policy) if mode == "rr" else _late_fifo(group, job, pace, now, policy)
+        if late is not None:
+            return Verdict(mode, expected, late)
+    return Verdict(mode, expected)
+
+
+def paces(group: CoGroup, mode: Mode) -> dict[str, float]:
+    """The expected mean iteration of every job (and phantom), if the group runs in `mode`."""
     if mode == "rr" or len(group.pins) == 1:
-        paces = dict.fromkeys(members, meta_period(group))
-        if len(group.pins) == 1:
-            return Verdict(mode, paces)  # the SLO is relative to this very case, a job alone
-        return Verdict(mode, paces, _first(_late(jobs[name], paces[name], now, policy) for name in members))
-    means = fifo_means(group)
-    return Verdict(mode, means, _first(_late_fifo(group, jobs[name], means[name], now, policy) for name in members))
-
-
-def _first(lates: Iterable[Late | None]) -> Late | None:
-    return next((late for late in lates if late is not None), None)
+        return dict.fromkeys(group.pins, meta_period(group))
+    return fifo_means(group)
 
 
 def _late(job: MuxJob, pace: float, now: float, policy: MuxPolicy) -> Late | None:
@@ -102,10 +106,3 @@ def _late_fifo(group: CoGroup, job: MuxJob, mean: float, now: float, policy: Mux
     if policy.fifo == "simulated" and mean <= tolerated * SLACK:
         return None
     return Late(job.id, mean, tolerated)
-
-
-def paces(group: CoGroup) -> dict[str, float]:
-    """The expected mean iteration of every job, in the group's mode."""
-    if group.mode == "rr" or len(group.pins) == 1:
-        return dict.fromkeys(group.pins, meta_period(group))
-    return fifo_means(group)

@@ -91,18 +91,13 @@ class ClusterState:
         return self.groups[self.home[job]]
 
     def group_cost(self, group: CoGroup) -> float:
-        return group.cost(self.rollout.price, self.train.price)
+        """Dollars per hour of all nodes of the group, whether they are used or idle."""
+        return self.rollout.price * len(group.nodes) + self.train.price * group.width
 
     def sketch(self, groups: Iterable[int], jobs: Iterable[str]) -> ClusterState:
         """Make a copy in which the named groups and jobs may be changed. The rest is shared and may only be read."""
-        state = ClusterState(
-            self.rollout.copy(),
-            self.train.copy(),
-            dict(self.groups),
-            dict(self.jobs),
-            dict(self.home),
-            self.next_group,
-        )
+        pools = self.rollout.copy(), self.train.copy()
+        state = ClusterState(*pools, dict(self.groups), dict(self.jobs), dict(self.home), self.next_group)
         for number in groups:
             if number in self.groups:
                 state.groups[number] = self.groups[number].copy()

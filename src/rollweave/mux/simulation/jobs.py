@@ -81,8 +81,6 @@ class JobMix:
     slo: Range = (1.0, 2.0)
     memory: bool = False
     """Give every job the host memory of its model; without it only the size of a group is limited, as in the paper."""
-    switches: bool = True
-    """Warm starts in company, cold starts at admission."""
 
     def __post_init__(self) -> None:
         _known("jobs", self.jobs, [*CLASSES, "mixed"])
@@ -104,26 +102,11 @@ def draw_jobs(trace: Sequence[TraceJob], workload: JobMix, seed: int) -> list[Mu
 def draw_job(name: str, line: TraceJob, workload: JobMix, draw: random.Random) -> MuxJob:
     family = draw.choice(list(CLASSES)) if workload.jobs == "mixed" else workload.jobs
     size = draw.choice(list(MODEL_OF))
-    kind = CLASSES[family][size]
+    kind, model = CLASSES[family][size], MODELS[MODEL_OF[size]]
     t_roll, t_train = draw.uniform(*kind.roll), draw.uniform(*kind.train)
     slo = draw.uniform(*workload.slo)
     nodes = draw.choice(SIZES[workload.sizes])
-    profile = _profile(t_roll, t_train, nodes, MODELS[MODEL_OF[size]], workload)
+    if not workload.memory:
+        model = model._replace(mem_roll=0.0, mem_train=0.0)
+    profile = JobProfile(t_roll, t_train, nodes, nodes, **model._asdict())
     return MuxJob(name, profile, slo, math.ceil(line.duration_s / profile.solo_s))
-
-
-def _profile(t_roll: float, t_train: float, nodes: int, model: Model, workload: JobMix) -> JobProfile:
-    memory, switches = float(workload.memory), float(workload.switches)
-    return JobProfile(
-        t_roll,
-        t_train,
-        nodes,
-        nodes,
-        mem_roll=memory * model.mem_roll,
-        mem_train=memory * model.mem_train,
-        switch_roll=switches * model.switch_roll,
-        switch_train=switches * model.switch_train,
-        cold_roll=switches * model.cold_roll,
-        cold_train=switches * model.cold_train,
-        move_s=model.move_s,
-    )

@@ -54,12 +54,9 @@ class PhaseReplay(Replay):
     iterations: int = 0
     iterations_in_slo: int = 0
 
-    def _step(self) -> bool:
-        if self._over():
-            return False
+    def _step(self) -> None:
         now, _, _, action = heapq.heappop(self.events)
         action(now)
-        return True
 
     def _at(self, when: float, action: Action, counts: bool = True) -> None:
         Replay._at(self, when, partial(self._carry_out, action), counts)

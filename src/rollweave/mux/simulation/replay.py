@@ -107,17 +107,15 @@ class Replay:
         for failure in failures:
             self._at(failure.at_s, partial(self._fail, failure))
         self._start_ticks()
-        while self._step():
-            pass
+        while self.state.jobs or any(counts for _, _, counts, _ in self.events):
+            self._step()
         if self.waiting:
             names = ", ".join(job.id for job in self.waiting)
             raise ConfigError(f"even empty pools are too small for {names}: raise their limits or ask for fewer nodes")
         return self.outcome
 
-    def _step(self) -> bool:
+    def _step(self) -> None:
         """One event: the next departure if it comes first (its nodes are free for a job that arrives then)."""
-        if self._over():
-            return False
         leaver = min(self.state.jobs.values(), key=lambda job: job.finish_at(), default=None)
         finish = leaver.finish_at() if leaver else math.inf
         if self.events and self.events[0][0] < finish:
@@ -127,14 +125,10 @@ class Replay:
         elif leaver is not None:
             self.outcome.ledger.advance(self.state, finish)
             self._depart(leaver, finish)
-        return True
 
     def _at(self, when: float, action: Action, counts: bool = True) -> None:
         self.number += 1
         heapq.heappush(self.events, (when, self.number, counts, action))
-
-    def _over(self) -> bool:
-        return not self.state.jobs and not any(counts for _, _, counts, _ in self.events)
 
     def _arrive(self, job: MuxJob, now: float) -> None:
         self.submitted.setdefault(job.id, now)
@@ -190,10 +184,8 @@ class Replay:
 
     def _start_ticks(self) -> None:
         if isinstance(self.decider, Periodic):
-            self._at(self.decider.every_s, self._tick, counts=False)
+            self._at(self.decider.every_s, partial(self._tick, self.decider), counts=False)
 
-    def _tick(self, now: float) -> None:
-        assert isinstance(self.decider, Periodic)
-        decider = self.decider
+    def _tick(self, decider: Periodic, now: float) -> None:
         self._decide("tick", "", now, lambda: decider.tick(self.state, now))
-        self._at(now + decider.every_s, self._tick, counts=False)
+        self._at(now + decider.every_s, partial(self._tick, decider), counts=False)

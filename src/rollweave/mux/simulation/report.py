@@ -64,35 +64,22 @@ def over_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**means, "runs": list(runs)}
 
 
-def as_table(summary: dict[str, Any]) -> str:
+def as_table(run: dict[str, Any]) -> str:
     """One line per figure, units beside it."""
-    bubbles, mix, latency = summary["bubbles"], summary["admissions"], summary["decision_latency_ms"]
+    bubbles, mix, latency = run["bubbles"], run["admissions"], run["decision_latency_ms"]
+    kept, in_time = run["slo_attainment"], run["slo_attainment_per_iteration"]
     lines = [
-        (
-            "total cost",
-            f"{summary['total_cost'] / 1000:,.1f} k$",
-            f"{summary['average_cost_per_h']:,.0f} $/h on average",
-        ),
-        (
-            "SLO kept",
-            f"{summary['slo_attainment']:.1%} of jobs",
-            f"{summary['slo_attainment_per_iteration']:.1%} of iterations",
-        ),
-        ("peak", f"{summary['peak_gpus']:,.0f} GPUs", ""),
-        ("moves", f"{summary['moves_per_hour']:.2f} /h", ""),
+        ("total cost", f"{run['total_cost'] / 1000:,.1f} k$", f"{run['average_cost_per_h']:,.0f} $/h on average"),
+        ("SLO kept", f"{kept:.1%} of jobs", f"{in_time:.1%} of iterations"),
+        ("peak", f"{run['peak_gpus']:,.0f} GPUs", ""),
+        ("moves", f"{run['moves_per_hour']:.2f} /h", ""),
         ("bubbles", f"{bubbles['rollout']:.1%} rollout", f"{bubbles['train']:.1%} train"),
         ("admitted", f"{mix['direct']:.1%} direct", f"{mix['scaling']:.1%} scaling, {mix['isolated']:.1%} isolated"),
-        (
-            "decisions",
-            f"{len(summary['decisions']):,}",
-            f"{latency['median']:.2f} ms median, {latency['p99']:.2f} ms p99",
-        ),
+        ("decisions", f"{len(run['decisions']):,}", f"{latency['median']:.2f} ms median, {latency['p99']:.2f} ms p99"),
     ]
-    if "lower_bound" in summary:
-        over = summary["total_cost"] / summary["lower_bound"]
-        lines.insert(
-            1, ("lower bound", f"{summary['lower_bound'] / 1000:,.1f} k$", f"the cost is {over:.2f} times that")
-        )
+    if least := run.get("lower_bound"):
+        over = f"the cost is {run['total_cost'] / least:.2f} times that"
+        lines.insert(1, ("lower bound", f"{least / 1000:,.1f} k$", over))
     return "\n".join(f"  {name:<12}{value:<18}{more}".rstrip() for name, value, more in lines)
 
 

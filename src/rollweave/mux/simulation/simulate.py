@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rollweave.errors import ConfigError
-from rollweave.mux.baselines.bound import lower_bound
-from rollweave.mux.baselines.setups import setup
+from rollweave.mux.baselines import papers_comparison, setup
 from rollweave.mux.model.job import MuxJob
 from rollweave.mux.model.policy import MuxPolicy
 from rollweave.mux.simulation.jobs import JobMix, draw_jobs
@@ -76,8 +75,11 @@ def _check_memory(jobs: Sequence[MuxJob], host_gb: float) -> None:
 
 def bound(scenario: TraceScenario, seed: int) -> float:
     """What no policy could go below on the same trace and jobs."""
+    papers = papers_comparison()
+    if papers is None:
+        raise ConfigError("the lower bound comes with the package rollweave_experiments, which is not installed")
     jobs = draw_jobs(scenario.trace, scenario.workload, seed)
-    return lower_bound([(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)])
+    return float(papers.lower_bound([(line.submit_s, job) for line, job in zip(scenario.trace, jobs, strict=True)]))
 
 
 def draw_failures(scenario: TraceScenario, seed: int) -> list[Failure]:

@@ -164,11 +164,8 @@ class TraceProfile:
     """Hours; jobs at a time when every job runs alone."""
 
     span_h: float
-    min_h: float
-    p10_h: float
-    median_h: float
-    p90_h: float
-    max_h: float
+    curve_h: tuple[float, ...]
+    """The durations at `CURVE_SHARES`: shortest, p10, median, p90 and longest."""
     mean_h: float
     peak: int
     bursts: int
@@ -180,10 +177,13 @@ class TraceProfile:
 
 JOBS = 300
 PROFILES = {
-    "primary": TraceProfile(578.95, 0.38, 1.31, 6.91, 49.45, 84.44, 14.40, 27, 3, 24.0, ((1, 171), (2, 3), (4, 126))),
-    "heavy": TraceProfile(481.46, 0.336, 2.76, 33.32, 85.95, 173.33, 38.40, 189, 1, 20.0, ((1, 192), (4, 102), (8, 6))),
+    "primary": TraceProfile(578.95, (0.38, 1.31, 6.91, 49.45, 84.44), 14.4, 27, 3, 24.0, ((1, 171), (2, 3), (4, 126))),
+    "heavy": TraceProfile(
+        481.46, (0.336, 2.76, 33.32, 85.95, 173.33), 38.4, 189, 1, 20.0, ((1, 192), (4, 102), (8, 6))
+    ),
 }
-SHARES = [step / 40 for step in range(41)]
+CURVE_SHARES = (0.0, 0.1, 0.5, 0.9, 1.0)
+BURST_SHARES = [step / 40 for step in range(41)]
 
 
 def generate(jobs: int = JOBS, seed: int = 0, like: str = "primary") -> list[TraceJob]:
@@ -196,17 +196,14 @@ def generate(jobs: int = JOBS, seed: int = 0, like: str = "primary") -> list[Tra
     draw = generator(seed, "trace", like, "sizes")
     gpus = [draw.choice(sizes) for _ in range(jobs)]
     wanted = profile.peak * min(1.0, jobs / JOBS)
-    candidates = (_trace(profile, durations, gpus, share, seed, like) for share in SHARES)
-    return min(candidates, key=lambda trace: abs(peak_concurrency(trace) - wanted))
 
+    def with_bursts(share: float) -> list[TraceJob]:
+        # The same draws for every share: only how many of the jobs belong to a burst differs.
+        arrivals = _arrivals(profile, jobs, share, generator(seed, "trace", like, "arrivals"))
+        lines = zip(arrivals, durations, gpus, strict=True)
+        return [TraceJob(at, length, size, f"{like}-{seed}-{i}") for i, (at, length, size) in enumerate(lines)]
 
-def _trace(
-    profile: TraceProfile, durations: list[int], gpus: list[int], share: float, seed: int, like: str
-) -> list[TraceJob]:
-    # The same draws for every share: only how many of the jobs belong to a burst differs.
-    arrivals = _arrivals(profile, len(durations), share, generator(seed, "trace", like, "arrivals"))
-    lines = zip(arrivals, durations, gpus, strict=True)
-    return [TraceJob(at, length, size, f"{like}-{seed}-{i}") for i, (at, length, size) in enumerate(lines)]
+    return min(map(with_bursts, BURST_SHARES), key=lambda trace: abs(peak_concurrency(trace) - wanted))
 
 
 def _arrivals(profile: TraceProfile, jobs: int, share: float, draw: random.Random) -> list[int]:
@@ -234,18 +231,10 @@ def _durations(profile: TraceProfile, jobs: int, draw: random.Random) -> list[in
 
 def _hours(profile: TraceProfile, share: float, bend: float) -> float:
     """The quantile curve: how long the job is that is longer than this share of all jobs."""
-    points = [
-        (0.0, profile.min_h),
-        (0.1, profile.p10_h),
-        (0.5, profile.median_h),
-        (0.9, profile.p90_h),
-        (1.0, profile.max_h),
-    ]
-    for (low, short), (high, long) in itertools.pairwise(points):
-        if share <= high:
-            way = (share - low) / (high - low)
-            return float(short * (long / short) ** (way**bend if low >= 0.5 else way))
-    return profile.max_h
+    points = zip(CURVE_SHARES, profile.curve_h, strict=True)
+    (low, short), (high, long) = next(pair for pair in itertools.pairwise(points) if share <= pair[1][0])
+    way = (share - low) / (high - low)
+    return float(short * (long / short) ** (way**bend if low >= 0.5 else way))
 
 
 def _bend(profile: TraceProfile, slices: int = 2000) -> float:

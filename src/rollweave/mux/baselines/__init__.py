@@ -1,1 +1,0 @@
-"""The policies with which RollMux is compared; `setups.py` lists them by name."""
