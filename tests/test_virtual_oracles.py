@@ -151,7 +151,8 @@ def failures_score_zero(patch: pytest.MonkeyPatch) -> None:
 
 def ask_for_a_reward_within_the_slot(patch: pytest.MonkeyPatch) -> None:
     def end(self: Dispatcher, report: Report) -> None:
-        party, lease = self._parties.pop(report.attempt), self._leases.pop(report.attempt)
+        party = self._parties.pop(report.attempt)
+        lease = party.leases.pop(report.attempt)
         party.on_report(lease, report)
         if party.seat is not None:
             del party.seat.playing[report.attempt]

@@ -6,7 +6,6 @@ wanted any more. What a report means for its group, the scheduler decides.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field, fields
@@ -108,7 +107,7 @@ class Leasing:
         is down needs time."""
         failures = group.failures[member]
         spread = 0.5 + generator(self.plan.seed, "backoff", group.id, member, failures).random()
-        return min(LONGEST_BACKOFF, math.ldexp(self.plan.rollout.retry_backoff, failures - 1)) * spread
+        return min(LONGEST_BACKOFF, self.plan.rollout.retry_backoff * 2.0 ** (failures - 1)) * spread
 
     def cancel(self, group: RunningGroup, cause: AttemptEnd) -> None:
         for lease in group.leases.values():
