@@ -151,7 +151,8 @@ def failures_score_zero(patch: pytest.MonkeyPatch) -> None:
 
 def ask_for_a_reward_within_the_slot(patch: pytest.MonkeyPatch) -> None:
     def end(self: Dispatcher, report: Report) -> None:
-        party, lease = self._parties.pop(report.attempt), self._leases.pop(report.attempt)
+        party = self._parties.pop(report.attempt)
+        lease = party.leases.pop(report.attempt)
         party.on_report(lease, report)
         if party.seat is not None:
             del party.seat.playing[report.attempt]
@@ -189,7 +190,7 @@ def forget_a_group(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful_admit(self: RolloutScheduler) -> None:
         admit(self)
-        self._running.pop(10, None)
+        self.running.pop(10, None)
 
     def forgetful_issue(self: Leasing, group: RunningGroup, *args: Any, **more: Any) -> None:
         if group.id != 10:
