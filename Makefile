@@ -56,7 +56,7 @@ lint: $(DEV) ## ruff, mypy --strict, layers, what the control plane may not do, 
 	@$(BIN)/python -m tools.lint_names
 
 BENCH ?= engine
-bench: $(DEV) ## measure the engine, or BENCH=control, weights, async, learning, waste (docs/benchmarks.md)
+bench: $(DEV) ## measure the engine, or another part with BENCH=NAME (docs/benchmarks.md)
 	@$(BIN)/python -m bench.$(BENCH)
 
 recipes: $(DEV) ## train every recipe to its target

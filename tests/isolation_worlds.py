@@ -71,7 +71,7 @@ class Slow(Counter):
 
 
 class HangsForOne:
-    """Three steps for everybody but one seed, whose first never ends."""
+    """Three steps for every seed but one, whose first never ends."""
 
     unlucky = 13
 

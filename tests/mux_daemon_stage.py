@@ -67,9 +67,7 @@ class Theatre:
         self.launch(job)
         permit = self.ask(job, "start")
         assert permit is not None
-        self.controller.permit_table.give_back(
-            job, permit.epoch
-        )  # not in anybody's way until it asks for its first phase
+        self.controller.permit_table.give_back(job, permit.epoch)  # in no job's way until it asks for its first phase
         return job
 
     def on_disk(self) -> dict[str, object]:

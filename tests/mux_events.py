@@ -93,7 +93,7 @@ class RoundRobin(Shop):
 
 
 def fifo(shop: Shop, starts: Sequence[float], iterations: int) -> list[list[float]]:
-    """First come, first served: `waiting` is kept in the order of queueing, so whoever is free may go."""
+    """First come, first served: `waiting` is kept in the order of queueing, so any job that is free may go."""
     return shop.run(starts, iterations, lambda job, training: True)
 
 

@@ -6,6 +6,10 @@ import random
 from typing import Any
 
 import pytest
+from tests.world.durations import constant, lognormal
+from tests.world.environment import EnvironmentModel
+from tests.world.hosts import TransportModel
+from tests.world.world import SimulatedRun, World, simulate
 
 from rollweave.clock import run_virtual
 from rollweave.config.job import Job
@@ -15,10 +19,6 @@ from rollweave.observability.bias import DurationBias, survival_mean
 from rollweave.observability.events import Event
 from rollweave.observability.meters import CAUSES, QueueMeter, SlotMeter, TokenBooks
 from rollweave.rollout.ledger import AttemptEnd
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.world.environment import EnvironmentModel
-from rollweave.simulation.world.hosts import TransportModel
-from rollweave.simulation.world.world import SimulatedRun, World, simulate
 from virtual_worlds import make_job, rollart
 
 # ------------------------------------------------------------------------------------------------------ by hand
@@ -63,7 +63,7 @@ def test_tokens_add_up_and_what_is_missing_at_rest_was_lost():
     books.finish("b", 20)
     books.book("a", "trained", 30)
     books.evaluation += 10
-    assert books.in_flight == 100 - 7 - 30 - 10  # b's 20, and 33 nobody has told of yet
+    assert books.in_flight == 100 - 7 - 30 - 10  # b's 20, and 33 that were not reported yet
     books.settle()
     row = books.sample()
     assert row["tokens/wasted/lost"] == 7 + 33
@@ -366,7 +366,7 @@ def test_a_requeue_run_outlives_a_failure_that_is_reported_before_the_cancelled_
         transport=TransportModel(lognormal(0.5, 1.0), drop_rate=0.2),
         hosts=2,
     )
-    result = run(make_job(rollart(1, policy="requeue"), seed=6, steps=8), world)  # found by a search over seeds
+    result = run(make_job(rollart(1, policy="requeue"), seed=156, steps=8), world)  # found by a search over seeds
     assert failed_before_the_cancelled_one_was_reported(result.recorder.events), "the seed no longer meets the case"
     assert len(result.rows) == 8
     assert all(-1.0 < float(row["bias/tokens"]) < 1.0 for row in result.rows[1:])  # type: ignore[arg-type]

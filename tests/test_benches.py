@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +21,27 @@ ASYNC = importlib.import_module("bench.async.cases")  # `async` is a keyword: no
 MEASURE = importlib.import_module("bench.async.measure")
 REPORT = importlib.import_module("bench.async.report")
 
+ROOT = Path(__file__).resolve().parents[1]
+BENCHES = sorted(path.parent.name for path in (ROOT / "bench").glob("*/__main__.py"))
+
 CASES = [case for cases in ASYNC.CASES.values() for case in cases]
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_bench_says_how_it_is_called(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"bench.{name}", run_name="__main__")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: python -m bench.{name} ") and "--json" in shown
+    options = set(re.findall(r"--[a-z-]+", shown)) - {"--help"}
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert f"\n| `{name}` | " in page, "the table of docs/benchmarks.md has a row for every bench"
+    (command,) = re.findall(rf"^python -m bench\.{name} .*$", page, re.MULTILINE)
+    assert set(re.findall(r"--[a-z-]+", command)) <= options
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.file.stem)

@@ -117,7 +117,7 @@ def test_a_wait_that_can_be_ended_in_order_is_told_to_and_not_cancelled() -> Non
 
 def test_the_time_to_wind_down_counts_from_the_deadline() -> None:
     async def main(clock: Clock) -> float:
-        # The longer deadline of somebody else must not put this one off.
+        # The longer deadline of another task must not put this one off.
         with clock.wait("other", "c", timeout=100):
             with pytest.raises(DeadlineExceeded), clock.wait("a", "b", timeout=5, late=lambda: None):
                 await clock.loop.create_future()

@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.world.durations import constant
+from tests.world.engine import SimulatedEngine
+from tests.world.environment import ByteDialogue, StepRewards
+from tests.world.world import World, simulate
 
 from fleets import fleet_of, proxy_of
 from rollweave.clock import Clock, run_virtual
@@ -24,10 +28,6 @@ from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Lease, Report
 from rollweave.rollout.manager import Stage
-from rollweave.simulation.durations import constant
-from rollweave.simulation.world.engine import SimulatedEngine
-from rollweave.simulation.world.environment import ByteDialogue, StepRewards
-from rollweave.simulation.world.world import World, simulate
 from rollweave.tasks import Task
 
 CALM = Pressure(evictions=0, computed=1000, recomputed=0, running=10, waiting=0, playing=64)
@@ -77,8 +77,8 @@ CEILING = 160
 
 
 class Thrashing(SimulatedEngine):
-    """Holds the caches of `KNEE` trajectories. Whoever has lost its own computes it again, and all who do share the
-    machine, so that above the knee everybody's cache is gone before its next turn."""
+    """Holds the caches of `KNEE` trajectories. A trajectory that has lost its own computes it again, and all that do
+    share the machine, so that above the knee every cache is gone before its trajectory's next turn."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock, constant(0.2), lambda rng: 10)

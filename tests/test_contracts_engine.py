@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.world.durations import constant
+from tests.world.engine import SimulatedEngine
 
 from contracts.engine import BEHAVIOURS, UPDATES, Behaviour, EngineUnderTest, Main, check_engine
 from contracts.ray_workers import RayWorkers
@@ -24,9 +26,7 @@ from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Engine
 from rollweave.runtimes.ray_clients import RayEngineClient, RayEngineControl
 from rollweave.simulation.costs.roofline import EngineCosts
-from rollweave.simulation.durations import constant
 from rollweave.simulation.hardware.engine import GpuEngine
-from rollweave.simulation.world.engine import SimulatedEngine
 from rollweave.trajectory import repeat_item
 from rollweave.weights.store import MemoryStore
 from torch_engine_reference import VOCABULARY, engine_of, random_model

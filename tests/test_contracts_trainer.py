@@ -8,22 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.world.durations import constant
+from tests.world.trainer import SimulatedTrainer
 
 from contracts.ray_workers import RayWorkers
 from contracts.trainer import BEHAVIOURS, CHECKPOINTS, Behaviour, Main, check_trainer
 from rollweave.clock import Clock, run_virtual, run_wall
-from rollweave.config.cluster import ClusterConfig, Pool
 from rollweave.config.control import Deadlines
-from rollweave.config.hardware import Constants
+from rollweave.config.hardware import DEVICES, Constants
 from rollweave.config.models import MODELS
 from rollweave.config.training import TrainingConfig
 from rollweave.observability.events import MemoryRecorder
 from rollweave.runtimes.inline import InlineTrainer
 from rollweave.runtimes.ray_clients import RayTrainer, Restarts
 from rollweave.simulation.costs.training import TrainingCosts
-from rollweave.simulation.durations import constant
 from rollweave.simulation.hardware.machines import GpuTrainer
-from rollweave.simulation.world.trainer import SimulatedTrainer
 from rollweave.training.protocol import Trainer
 from rollweave.training.trainer import TorchTrainer
 from rollweave.weights.store import MemoryStore
@@ -44,10 +43,8 @@ class Simulated(OnVirtualClock):
 class GpuModel(OnVirtualClock):
     @asynccontextmanager
     async def started(self, clock: Clock) -> AsyncIterator[Trainer]:
-        train = Pool(name="train", device="H800", count=8, role="train")
-        cluster = ClusterConfig(pools=(train, Pool(name="rollout", device="H20", count=8, role="rollout")))
-        costs = TrainingCosts(MODELS["qwen3-8b"], cluster, [train], Constants())
-        yield GpuTrainer(clock, costs, constant(1.0))
+        costs = TrainingCosts(MODELS["qwen3-8b"], [(DEVICES["H800"], 8)], Constants())
+        yield GpuTrainer(clock, costs, 1.0)
 
 
 @dataclass

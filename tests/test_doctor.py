@@ -60,12 +60,12 @@ def test_two_processes_must_not_want_more_threads_than_cores(setting: str, cores
 
 
 def test_little_room_is_a_warning_with_a_fix() -> None:
-    for check in (doctor.check_memory(GIB), doctor.check_disk(GIB), doctor.check_shared_memory(GIB // 16)):
+    for what, little in (("memory", GIB), ("disk", GIB), ("/dev/shm", GIB // 16)):
+        check = doctor.check_room(what, little)
         assert check.status == "warning"
         assert check.fix
-    for check in (doctor.check_memory(8 * GIB), doctor.check_disk(8 * GIB), doctor.check_shared_memory(8 * GIB)):
-        assert check.status == "ok"
-    assert doctor.check_shared_memory(None).status == doctor.check_memory(None).status == "ok"
+        assert doctor.check_room(what, 8 * GIB).status == "ok"
+        assert doctor.check_room(what, None).status == "ok"
 
 
 def test_a_gpu_is_named_and_called_untested() -> None:

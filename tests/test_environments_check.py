@@ -47,7 +47,7 @@ class Crashes(Guess):
     def step(self, action): os._exit(9)
 
 class Rare(Guess):
-    """One episode in ninety earns something, and nobody offers a script."""
+    """One episode in ninety earns something, and there is no script."""
     scripted_action = None
     played = itertools.count(1)
     def step(self, action): return "", float(next(Rare.played) % 90 == 0), True

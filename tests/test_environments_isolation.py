@@ -12,6 +12,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.world.durations import constant
+from tests.world.engine import SimulatedEngine
+from tests.world.environment import ByteDialogue, StepRewards
 
 from fleets import proxy_of
 from isolation_worlds import Counter, Forgetful, HangsForOne, Liar, Slow
@@ -26,9 +29,6 @@ from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Lease, Report
 from rollweave.rollout.manager import Stage
-from rollweave.simulation.durations import constant
-from rollweave.simulation.world.engine import SimulatedEngine
-from rollweave.simulation.world.environment import ByteDialogue, StepRewards
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome
 
@@ -49,7 +49,7 @@ async def pool_of(per_process: int) -> AsyncIterator[EnvironmentPool]:
 
 
 async def until_written(fifo: Path) -> None:
-    """Returns once somebody has written to the FIFO."""
+    """Returns once the FIFO has been written to."""
     loop, written = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     loop.add_reader(descriptor, written.set)
@@ -195,7 +195,7 @@ def test_what_user_code_prints_stays_out_of_the_programs_output(capfd: pytest.Ca
 
 
 def test_a_hung_environment_holds_nobody_up(fifo: Path) -> None:
-    """Not even before it is given up: everybody else plays to the end meanwhile, and newcomers start."""
+    """Not even before it is given up: the other episodes play to their end meanwhile, and newcomers start."""
 
     async def play(pool: EnvironmentPool, seed: int) -> str:
         environment = pool(task())
@@ -334,14 +334,14 @@ def test_one_hung_environment_among_64_costs_its_own_slot_and_nothing_else() -> 
         host: EnvHost
         link = dispatcher.attach(lambda packet: host.link.receive(packet), 64)
         host = EnvHost(stage, link.receive)
-        everybody = asyncio.Event()
+        all_reported = asyncio.Event()
 
         def hear(lease: Lease, report: Report) -> None:
             reports.append(report)
             if report.trajectory.outcome is Outcome.TIMED_OUT and lease.tries + 1 < attempts:
                 submit(lease.member, lease.tries + 1)
             elif len(reports) == 64 + attempts - 1:
-                everybody.set()
+                all_reported.set()
 
         def submit(seed: int, attempt: int) -> None:
             drawn = Task(str(seed), "HangsForOne", seed)
@@ -351,7 +351,7 @@ def test_one_hung_environment_among_64_costs_its_own_slot_and_nothing_else() -> 
             playing = tasks.create_task(host.run())
             for seed in range(64):
                 submit(seed, 0)
-            await everybody.wait()
+            await all_reported.wait()
             playing.cancel()
         await pool.close()
         return pool
@@ -362,4 +362,4 @@ def test_one_hung_environment_among_64_costs_its_own_slot_and_nothing_else() -> 
     assert {lease for lease, outcome in outcomes.items() if outcome is Outcome.TIMED_OUT} == hung
     assert sum(outcome is Outcome.FINISHED for outcome in outcomes.values()) == 63
     assert (pool.killed, pool.rebuilt, pool.lost) == (attempts, 0, 0)
-    assert [report.attempt for report in reports[-attempts:]] == sorted(hung), "nobody waited for it"
+    assert [report.attempt for report in reports[-attempts:]] == sorted(hung), "the others did not wait for it"

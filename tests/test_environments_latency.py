@@ -1,4 +1,4 @@
-"""Emulated latency: drawn as configured, on the run's clock, alike in every run, and nobody else waits for it."""
+"""Emulated latency: drawn as configured, on the run's clock, alike in every run; no other environment waits."""
 
 from __future__ import annotations
 

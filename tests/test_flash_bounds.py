@@ -13,7 +13,7 @@ for our loop: let t(n) be when batch n is taken. The samples of batch n were adm
 taken, with Q samples in line. From then on no slot stands idle before the last of them has begun, so they have all
 ended after at most (the work in line) / slots + L. Either they are waited for, and Q/N steps cost that much; or the
 trainer is, and one step costs a train step. Chaining such pieces back to the start gives the bound, warm-up included,
-because at the start everybody in line begins at once.
+because at the start all that wait in line begin at once.
 
 **Which alpha.** The paper takes a batch first and updates the engines after it, and keeps Q = (alpha + 1) N samples in
 line at all times, also while the trainer works. That is our `sync_point: after_batch` with pipeline.alpha = alpha + 1:
@@ -23,7 +23,7 @@ taken, which is one less.
 **Our own order** (update, then take the batch) at pipeline.alpha = alpha has Q = (alpha + 1) N right after an update
 and alpha N while the trainer works. A sample that is waited for has to be trained as well before the cycle of
 alpha + 1 steps closes, so a share 1 / (alpha + 1) of a train step is added to the first term. That is no weakness of
-the loop: a sample from version n can be in no batch after n + alpha, whoever schedules it.
+the loop: a sample from version n can be in no batch after n + alpha, whatever schedules it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from random import Random
 from statistics import fmean
 
 import pytest
+from tests.world.durations import NO_TIME, Duration, constant, lognormal
+from tests.world.environment import EnvironmentModel
+from tests.world.world import SimulatedRun, World
 
 from rollweave.seeds import generator
-from rollweave.simulation.durations import NO_TIME, Duration, constant, lognormal
-from rollweave.simulation.world.environment import EnvironmentModel
-from rollweave.simulation.world.world import SimulatedRun, World
 from virtual_worlds import make_job, rollart, run
 
 SETTINGS = 200

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.world.durations import constant, lognormal
+from tests.world.engine import SyncModel
+from tests.world.environment import EnvironmentModel
+from tests.world.faults import Outage
+from tests.world.hosts import TransportModel
+from tests.world.world import SimulatedRun, World
 
 from rollweave.clock import DeadlineExceeded
 from rollweave.config.job import Job
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.faults import Outage
-from rollweave.simulation.world.engine import SyncModel
-from rollweave.simulation.world.environment import EnvironmentModel
-from rollweave.simulation.world.hosts import TransportModel
-from rollweave.simulation.world.world import SimulatedRun, World
 from test_pipelines_virtual import many
 from virtual_oracles import check_everything
 from virtual_worlds import make_job, run
@@ -59,7 +59,10 @@ comings_and_goings = st.lists(
 @example(  # a report that arrives before the move of its trajectory
     [Outage("engine", 0, 1.5, 0.5), Outage("engine", 1, 1.5, 0.5)], {"type": "one_off"}, 2, 1, LOSSY, False
 )
-def test_whoever_comes_and_goes_nothing_is_lost_and_the_run_ends(
+@example(  # a host's own first choice is heard of after that engine has died
+    [Outage("engine", 0, at, 0.0) for at in (6.0, 12.0, 15.0)], {"type": "sync"}, 1, 1, LOSSY, False
+)
+def test_engines_come_and_go_nothing_is_lost_and_the_run_ends(
     outages: list[Outage],
     pipeline: dict[str, Any],
     engines: int,

@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.world.durations import constant, lognormal
+from tests.world.engine import SimulatedEngine
+from tests.world.environment import ByteDialogue, StepRewards
+from tests.world.hosts import SimulatedTransport, TransportModel
 
 from fleets import proxy_of
 from rollweave.clock import WIND_DOWN_SECONDS, Clock, run_virtual
@@ -23,10 +27,6 @@ from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Report, Score, ToDriver, ToHost
 from rollweave.rollout.manager import EnvManager, Stage, TurnBarrier
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.world.engine import SimulatedEngine
-from rollweave.simulation.world.environment import ByteDialogue, StepRewards
-from rollweave.simulation.world.hosts import SimulatedTransport, TransportModel
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome, Trajectory
 
@@ -488,7 +488,7 @@ def test_the_barrier_holds_whoever_leaves_is_cancelled_or_fails(members: list[tu
                 await clock.sleep(pace)
                 await barrier.arrive()
                 taken[name] = turn + 1
-                assert all(taken[other] >= turn for other in present), "somebody is two turns behind"
+                assert all(taken[other] >= turn for other in present), "a member is two turns behind"
         finally:
             present.discard(name)
             barrier.leave()

@@ -123,7 +123,7 @@ def test_a_process_number_that_was_given_to_somebody_else_is_not_our_process() -
     began = _started(child.pid)
     while (state := Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]) != "Z":
         assert state != "X"
-    assert not alive(Process(child.pid, began or 0))  # dead, though nobody has asked for its code yet
+    assert not alive(Process(child.pid, began or 0))  # dead, though its code has not been asked for yet
     child.wait()
 
 

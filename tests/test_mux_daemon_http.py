@@ -179,7 +179,7 @@ def test_the_daemon_shows_which_job_holds_what(site: Site) -> None:
 
 
 def test_an_error_of_the_daemon_is_as_if_nothing_had_been_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails between two changes of one transition: whoever asked may ask again, in the same words."""
+    """It fails between two changes of one transition: the client may ask again, in the same words."""
     controller = site.theatre.controller
     job = site.theatre.running("a")
     site.theatre.ask(job, "rollout", ticket="1")
@@ -224,5 +224,5 @@ def test_what_cannot_be_written_down_ends_the_daemon(site: Site, monkeypatch: py
     for path, body in (("/jobs", JOB), (f"/jobs/{job}/permit", asking(life, "2", "train", held))):
         answer = site.post(path, body)
         assert (answer.status_code, answer.json()["detail"]) == (503, "state.db: cannot be written (disk is full)")
-        assert site.theatre.on_disk() == site.theatre.in_memory(), "nobody hears of what is not on the disk"
+        assert site.theatre.on_disk() == site.theatre.in_memory(), "no client hears of what is not on the disk"
     assert site.desk.leaving.is_set() and not site.desk.stopping.is_set()

@@ -1,4 +1,4 @@
-"""Whole lives of jobs in the daemon's controller: phases of any length, every policy, nobody is forgotten."""
+"""Whole lives of jobs in the daemon's controller: phases of any length, every policy, no job is forgotten."""
 
 from __future__ import annotations
 

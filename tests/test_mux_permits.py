@@ -33,7 +33,7 @@ class Player:
     dies_at: float | None = None
     begins_at: float = 0.0
     tail: float | None = None
-    """The share of a rollout after which it does with one node, if somebody waits for the others."""
+    """The share of a rollout after which it does with one node, if a job waits for the others."""
 
 
 @dataclass
@@ -130,7 +130,7 @@ def perform(players: list[Player], switches: Sequence[float] = ()) -> Stage:
 
 @st.composite
 def casts(draw: st.DrawFn, gangs: bool = True, deaths: bool = True) -> list[Player]:
-    """A group: everybody trains on all train nodes and rolls out on some of the rollout nodes."""
+    """A group: every job trains on all train nodes and rolls out on some of the rollout nodes."""
     rollout = [f"rollout-{n}" for n in range(draw(st.integers(1, 3)))]
     train = tuple(f"train-{n}" for n in range(draw(st.integers(1, 2))))
     discipline: Discipline = draw(st.sampled_from(["rr", "fifo"]))
@@ -284,7 +284,7 @@ def test_the_next_begins_on_what_a_tail_has_left_and_gets_the_rest_later() -> No
     table.join("b", wide(1))
     table.ask("a", "1", "rollout", BOTH)
     a = table.grant(now=0.0)[0]
-    assert not table.is_awaited("a", a.epoch, 1), "there is nobody to make room for"
+    assert not table.is_awaited("a", a.epoch, 1), "there is no job to make room for"
     table.ask("b", "1", "rollout", BOTH, partly=True)
     assert table.is_awaited("a", a.epoch, 1) and table.grant(now=8.0) == []
     table.narrow("a", a.epoch, 1)
@@ -310,7 +310,7 @@ def test_a_tail_lets_nobody_in_before_their_turn() -> None:
     table.ask("a", "1", "rollout", BOTH)
     a = table.grant()[0]
     table.ask("c", "1", "rollout", ("rollout-1",))
-    assert not table.is_awaited("a", a.epoch, 1), "nobody could begin"
+    assert not table.is_awaited("a", a.epoch, 1), "no job could begin"
     assert a.nodes == BOTH and a.handed_back == ()
     table.narrow("a", a.epoch, 1)
     assert table.grant() == [], "it is b's turn, whether it is ready or not"
@@ -447,7 +447,7 @@ def test_who_moves_into_another_group_enters_the_lap_that_its_members_are_in(lap
 @settings(max_examples=60)
 @given(st.integers(2, 4), st.floats(0.1, 0.9), st.sampled_from(["rr", "fifo"]))
 def test_tails_shorten_the_cycle_of_those_who_want_all_nodes(jobs: int, tail: float, discipline: Discipline) -> None:
-    """Rollouts are the bottleneck: whoever makes room lets the next one begin sooner."""
+    """Rollouts are the bottleneck: a job that makes room lets the next one begin sooner."""
 
     def last(tail: float | None) -> tuple[float, int]:
         seats = [Seat(wide(rank).nodes, rank, discipline) for rank in range(jobs)]

@@ -43,7 +43,7 @@ ISSUE_KEYS = {
 
 
 class OneGroup(Plain):
-    """Everybody into one group, on one rollout node or each on its own; whether that is wise is not asked."""
+    """Puts all jobs into one group, on one rollout node or each on its own, whether that is wise or not."""
 
     def __init__(self, own_nodes: bool = False, mode: str = "rr") -> None:
         self.own_nodes, self.mode = own_nodes, mode

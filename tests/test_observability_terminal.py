@@ -8,13 +8,13 @@ import re
 import pytest
 from rich.console import Console
 
-from rollweave.observability.screen import Header
+from rollweave.observability.screen import Header, staleness_fact, tokens_fact
 from rollweave.observability.summary import summarise
 from rollweave.observability.terminal import View
 from rollweave.observability.text import ASCII_BLOCKS, bar, duration, number, sparkline
 from synthetic_run import rows
 
-HEADER = Header("quickstart", "rollart", "ray", "tiny", 60, 1, 912_000)
+HEADER = Header("quickstart", "rollart", "ray", "tiny", 60, 1)
 
 
 def view(width: int = 100, terminal: bool = False, **options: object) -> tuple[View, io.StringIO]:
@@ -73,7 +73,7 @@ def test_a_log_says_what_matters_and_not_more():
     follow.waiting("group 17")
     follow.step({"step": 0, "eval/reward": 0.1, "eval/version": 0})
     text = file.getvalue()
-    assert "rollart α=1 · ray · tiny 912k, 60 steps" in text
+    assert "rollart α=1 · ray · tiny, 60 steps" in text
     assert re.findall(r"warm start (\d+)/100", text) == ["0", "25", "50", "75", "100"]
     assert "checkpoint saved: [step-10]" in text  # brackets are not markup
     assert "version 0: reward 0.100" in text
@@ -105,7 +105,7 @@ def picture(width: int, **options: object) -> str:
 def test_the_picture_holds_everything():
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", picture(110))
     for expected in (
-        "quickstart", "rollart α=1 · ray · tiny 912k", "25/60", "held-out", "generated", "trained", "0.82 mean",
+        "quickstart", "rollart α=1 · ray · tiny", "25/60", "held-out", "generated", "trained", "0.82 mean",
         "engine", "trainer", "group 17: env in step 12", "surplus 36", "checkpoint saved", "left", "3/10   warm start",
         "target 0.85 reached after 60 steps",
     ):  # fmt: skip
@@ -118,6 +118,13 @@ def test_the_picture_fits_its_terminal(width: int):
     panel = [line for line in text.splitlines() if line.startswith(("│", "╭", "╰"))]
     assert panel and all(len(line) == width for line in panel)
     assert width < 60 or "± 0.368" in text  # the curve gives way to the number behind it, not the other way round
+
+
+def test_only_the_numbers_are_bold():
+    row = {"tokens_per_second/generated": 812.0, "tokens_per_second/trained": 799.0, "staleness/mean": 0.5}
+    for fact, words in ((tokens_fact(row), "/s generated"), (staleness_fact(row), " mean")):
+        at = fact.plain.index(words) + 1
+        assert not fact.style and not any(span.start <= at < span.end for span in fact.spans)
 
 
 def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch):

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.world.durations import NO_TIME, constant, lognormal, normal
+from tests.world.engine import SyncModel
+from tests.world.environment import EnvironmentModel, RewardModel
+from tests.world.faults import Outage
+from tests.world.hosts import TransportModel
+from tests.world.world import SimulatedRun, World
 
 from rollweave.config.job import Job
 from rollweave.errors import EnvironmentFailed
 from rollweave.pipelines.checkpoints import DriverState
 from rollweave.rollout.ledger import LedgerError
 from rollweave.rollout.scheduler import RolloutScheduler
-from rollweave.simulation.durations import NO_TIME, constant, lognormal, normal
-from rollweave.simulation.faults import Outage
-from rollweave.simulation.world.engine import SyncModel
-from rollweave.simulation.world.environment import EnvironmentModel, RewardModel
-from rollweave.simulation.world.hosts import TransportModel
-from rollweave.simulation.world.world import SimulatedRun, World
 from virtual_oracles import check_everything, check_resumed, data, joined, trained
 from virtual_worlds import jobs, make_job, plain_rollouts, rollart, rollart_pipelines, run, worlds
 
@@ -65,7 +65,7 @@ def test_every_invariant_holds_when_every_group_is_wanted(job: Job, world: World
 @many(60)
 @given(st.sampled_from([1, 1.5, 2, 3, 4]), st.sampled_from(["wait", "requeue", "drop"]), st.integers(0, 10**6))
 def test_the_bound_holds_when_new_groups_overtake_old_ones(alpha: float, policy: str, seed: int) -> None:
-    """Heavy tails and room for everybody: a few groups stay behind for many steps."""
+    """Heavy tails and room for every group: a few groups stay behind for many steps."""
     slow = EnvironmentModel(turns=lambda rng: rng.randint(1, 3), step_seconds=lognormal(0.2, 2.0))
     room = {"environments": 500, "group_size": 2, "deadlines": {"env_step": 1e6, "get_batch": 1e6}}
     job = make_job(rollart(alpha, policy=policy), seed, steps=10, **room)
@@ -133,7 +133,7 @@ def test_one_off_trains_whole_batches_of_the_last_version() -> None:
 
 
 def test_a_start_only_check_exceeds_the_bound_that_rollart_keeps() -> None:
-    """Why AReaL's check is the baseline: a long episode gets too old, and nobody looks."""
+    """Why AReaL's check is the baseline: a long episode gets too old, unnoticed."""
     slow = EnvironmentModel(turns=lambda rng: rng.choice([1, 1, 1, 6]), step_seconds=lognormal(0.5, 2.0))
     world = World(environment=slow, train_seconds=constant(0.1))
     oldest = {}

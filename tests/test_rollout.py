@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.world.durations import constant, lognormal
+from tests.world.engine import SimulatedEngine
+from tests.world.environment import ByteDialogue, StepRewards
+from tests.world.hosts import SimulatedTransport, TransportModel
 
 from fleets import proxy_of
 from rollweave.clock import Clock, run_virtual
@@ -18,12 +22,8 @@ from rollweave.environments.protocol import Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerError, TaskEnd
-from rollweave.rollout.link import Endpoint, Lease, Report
+from rollweave.rollout.link import CONFIRM_SECONDS, Endpoint, Lease, Packet, Report
 from rollweave.rollout.manager import EnvManager, Stage, TurnBarrier
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.world.engine import SimulatedEngine
-from rollweave.simulation.world.environment import ByteDialogue, StepRewards
-from rollweave.simulation.world.hosts import SimulatedTransport, TransportModel
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome, Trajectory
 from spans import request_of
@@ -107,6 +107,48 @@ def test_what_is_said_in_one_tick_travels_in_one_packet() -> None:
     assert [len(packet.messages) for packet in packets] == [5]
 
 
+def test_a_confirmation_travels_with_a_message_or_waits_for_one() -> None:
+    packets: list[tuple[float, Any]] = []
+
+    async def main(clock: Clock) -> None:
+        end: Endpoint[str, str] = Endpoint(lambda packet: packets.append((clock.now(), packet)), lambda _: None)
+        end.receive(Packet({"a": "x"}))
+        await clock.sleep(0.1)
+        end.receive(Packet({"b": "x"}))
+        end.say("c", "y")
+        await clock.sleep(0.1)
+        end.receive(Packet({"d": "x"}, confirmed=["c"]))
+        await clock.sleep(100.0)
+
+    run_virtual(main)
+    assert packets == [
+        (pytest.approx(0.1), Packet({"c": "y"}, confirmed=["a", "b"])),
+        (pytest.approx(0.2 + CONFIRM_SECONDS), Packet(confirmed=["d"])),
+    ]
+
+
+def test_without_losses_nothing_is_said_twice_however_long_one_end_is_silent() -> None:
+    """Something is always under way, so that never everything is confirmed."""
+    packets: list[Any] = []
+
+    async def main(clock: Clock) -> None:
+        def later(receive: Callable[[Any], None], packet: Any) -> None:
+            asyncio.get_running_loop().call_later(0.2, receive, packet)
+
+        def transport(packet: Any) -> None:
+            packets.append(packet)
+            later(there.receive, packet)
+
+        here: Endpoint[str, str] = Endpoint(transport, lambda _: None)
+        there: Endpoint[str, str] = Endpoint(lambda packet: later(here.receive, packet), lambda _: None)
+        for number in range(200):
+            here.say(str(number), "x")
+            await clock.sleep(0.13)
+
+    run_virtual(main)
+    assert sum(len(packet.messages) for packet in packets) == 200
+
+
 def test_a_closed_end_does_not_go_on_saying_what_was_never_confirmed() -> None:
     """The host dies in the tick in which it gets a lease: nothing will ever confirm that."""
     packets: list[Any] = []
@@ -145,7 +187,7 @@ def test_nobody_passes_the_barrier_before_everybody_is_there() -> None:
     times = {(name, turn): time for time, name, turn in passed}
     assert times["fast", 0] == times["slow", 0] == 5.0
     assert times["fast", 1] == times["slow", 1] == 10.0
-    assert times["fast", 3] == 12.0, "once the slow one has left, nobody waits for it"
+    assert times["fast", 3] == 12.0, "once the slow one has left, the others do not wait for it"
 
 
 # -------------------------------------------------------------------------------------------------------- proxy

@@ -9,11 +9,11 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from tests.world.durations import constant, lognormal
+from tests.world.environment import EnvironmentModel, coin
+from tests.world.world import SimulatedRun, World
 
 from rollweave.rollout.staleness import GroupFilter
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.world.environment import EnvironmentModel, coin
-from rollweave.simulation.world.world import SimulatedRun, World
 from virtual_oracles import data, trained
 from virtual_worlds import make_job, rollart, run
 

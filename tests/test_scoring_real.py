@@ -15,11 +15,11 @@ SLOTS, MEMBERS = 2, 4
 REWARDS = f"""
 import asyncio, threading, time
 
-everybody = threading.Barrier({MEMBERS})
+all_members = threading.Barrier({MEMBERS})
 arrived = []
 
 def plain_meeting(trajectory):  # ends when the rewards of all members are computed at the same time
-    return float(everybody.wait() >= 0)
+    return float(all_members.wait() >= 0)
 
 async def async_meeting(trajectory):
     arrived.append(trajectory.id)

@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.world.durations import constant, lognormal, normal
+from tests.world.environment import EnvironmentModel, RewardModel
+from tests.world.faults import Outage
+from tests.world.hosts import TransportModel
+from tests.world.world import SimulatedRun, World
 
 from rollweave.config.job import Job
 from rollweave.errors import RewardFailed
@@ -16,11 +21,6 @@ from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.checkpoints import DriverState
 from rollweave.rewards.dispatch import RewardCall, Scored
 from rollweave.rollout.scoring import Scoring
-from rollweave.simulation.durations import constant, lognormal, normal
-from rollweave.simulation.faults import Outage
-from rollweave.simulation.world.environment import EnvironmentModel, RewardModel
-from rollweave.simulation.world.hosts import TransportModel
-from rollweave.simulation.world.world import SimulatedRun, World
 from rollweave.tasks import Task
 from rollweave.trajectory import Outcome, Trajectory
 from test_pipelines_virtual import many

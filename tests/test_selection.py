@@ -123,7 +123,7 @@ def test_whatever_order_groups_finish_in_the_bound_holds_and_nobody_is_stuck(
             if (chosen := select(candidates, step, bound)) is not None:
                 break
             unfinished = sorted(id for id, (_, done) in line.items() if not done)
-            assert unfinished, "nobody is left to wait for"
+            assert unfinished, "nothing is left to wait for"
             ended = draw.choice(unfinished[-2:]) if draw.random() < 0.7 else draw.choice(unfinished)
             if draw.random() > 0.1:
                 line[ended] = (line[ended][0], True)

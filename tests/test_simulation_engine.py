@@ -172,7 +172,7 @@ def test_a_request_that_nobody_waits_for_leaves_the_batch_and_its_tokens_count_a
         await clock.sleep(1.0)
         task.cancel()
         await asyncio.wait([task])
-        engine.abort("a")  # as whoever was cancelled does
+        engine.abort("a")  # as a cancelled caller does
         stats = await engine.stats()
         began = clock.now()
         await engine.generate(request("b", 100, 100))

@@ -14,7 +14,7 @@ from rollweave.config.workload import LogNormal, Mixed, Part, TaskModel, Uniform
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.errors import ConfigError
 from rollweave.seeds import generator
-from rollweave.simulation.durations import sampler
+from rollweave.simulation.draws import sampler
 from rollweave.simulation.hardware.engine import GpuEngine
 from rollweave.simulation.hardware.environment import Scripts
 from rollweave.simulation.hardware.machines import GpuTrainer

@@ -129,7 +129,7 @@ def test_a_reward_that_is_awaited_is_named():
     ]
     world.say("reward.end", id="7.3.0", reward=1.0, cause=None, threads_left=0)
     world.say("attempt.end", id="7.5.2", end="stale", tokens=3)  # given up while it was scored
-    assert not world.accountant.work.scoring and not world.accountant.work.groups[7].scoring
+    assert not world.accountant.work.scoring
 
 
 def test_an_evaluation_may_wait_for_a_reward():
@@ -181,6 +181,16 @@ def test_the_board_says_where_the_time_went(tmp_path: Path):
     assert written["phase"] == {"name": "get_batch", "seconds": 60.0}
     assert written["queue"]["running"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_an_engine_that_dies_does_not_change_what_the_other_one_did(tmp_path: Path):
+    world = World()
+    made = board(tmp_path, world)
+    for second in range(30, 121):
+        world.time = float(second)
+        made.update([], 2 if second <= 90 else 1, {"generate": float(second - 30)})  # one of them is busy all the time
+    pools = json.loads((tmp_path / "status.json").read_text())["last_minute"]["pools"]
+    assert pools["engine"] == {"generate": pytest.approx(60 / (30 * 2 + 30 * 1))}
 
 
 def write_status(folder: Path, pid: int, host: str | None = None, wall: float = 1000.0) -> None:

@@ -10,6 +10,12 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.world.durations import constant, lognormal
+from tests.world.engine import SimulatedEngine
+from tests.world.environment import EnvironmentModel
+from tests.world.faults import Outage
+from tests.world.witness import Witness
+from tests.world.world import SimulatedRun, World
 
 from fleets import fleet_of
 from rollweave.clock import Clock, run_virtual
@@ -21,12 +27,6 @@ from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.permits import SharedPool, Tail
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.seeds import derive
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.faults import Outage
-from rollweave.simulation.world.engine import SimulatedEngine
-from rollweave.simulation.world.environment import EnvironmentModel
-from rollweave.simulation.world.witness import Witness
-from rollweave.simulation.world.world import SimulatedRun, World
 from spans import request_of
 from test_fleet_virtual import SLOW_UPDATES, comings_and_goings
 from test_pipelines_virtual import many
@@ -87,7 +87,7 @@ def test_moving_changes_nothing_of_what_is_said(engines: int, orders: list[tuple
             for seconds, workers in orders:
                 await clock.sleep(seconds)
                 hall.use(min(workers, engines))
-                for _ in range(3):  # whoever was taken out of an engine notices
+                for _ in range(3):  # a request that was taken out of an engine notices
                     await clock.sleep(0)
                 assert all(number < workers for number in await hall.working())
 
@@ -140,7 +140,7 @@ def test_who_was_given_up_is_not_moved() -> None:
         hall = Hall.of(clock, 2)
         talks = [asyncio.create_task(hall.talk(f"t{n}", turns=1)) for n in range(2)]
         await clock.sleep(0.5)
-        hall.proxy.abort("t1")  # its engine has answered; nobody has looked yet
+        hall.proxy.abort("t1")  # its engine has answered; the proxy has not looked yet
         hall.use(1)
         assert (await talks[1])[0].finish == "aborted"
         assert (await talks[0])[0].finish != "aborted"

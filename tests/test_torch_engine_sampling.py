@@ -9,7 +9,16 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from rollweave.engines.protocol import Sampling
 from rollweave.engines.torch.sampling import NUCLEUS_GUESS, _invert, draw, uniforms
 from rollweave.trajectory import Transform
-from torch_engine_reference import engine_of, random_model, random_prompt, raw_logprobs, request, run, tokens_of
+from torch_engine_reference import (
+    engine_of,
+    random_model,
+    random_prompt,
+    raw_logprobs,
+    request,
+    run,
+    tokens_of,
+    update,
+)
 
 TRANSFORMS = [
     Sampling(),
@@ -119,7 +128,9 @@ def test_the_batch_does_not_change_what_is_drawn() -> None:
 def test_spans_carry_everything_training_needs() -> None:
     model, prompt = random_model("llama"), random_prompt(0, 10)
     sampling = {"temperature": 0.8, "top_p": 0.95, "top_k": 30, "max_tokens": 15}
-    (span,) = run(engine_of(model, version=4), [request("a", prompt, **sampling)])["a"].spans
+    engine = engine_of(model)
+    update(engine, 4, model)
+    (span,) = run(engine, [request("a", prompt, **sampling)])["a"].spans
     assert span.problem() is None
     assert (span.version, span.transform) == (4, Transform(0.8, 0.95, 30))
     expected = raw_logprobs(model, prompt, span.tokens.tolist())

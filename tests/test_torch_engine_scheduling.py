@@ -1,4 +1,4 @@
-"""Slots, queues and ends of answers: what the torch engine's scheduler owes whoever calls it."""
+"""Slots, queues and ends of answers: what the torch engine's scheduler owes its caller."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_evicted_trajectories_are_recomputed_and_answer_the_same() -> None:
         answers[slots], stats[slots] = contexts, engine.stats()
     assert answers[2] == answers[6]
     assert (stats[6].evictions, stats[6].recomputed_tokens) == (0, 0)
-    assert stats[2].evictions == 16  # every turn but the first two needs somebody else's slot
+    assert stats[2].evictions == 16  # every turn but the first two needs another trajectory's slot
     assert stats[2].recomputed_tokens > 0
     assert stats[2].prefilled_tokens == stats[6].prefilled_tokens
 
@@ -69,7 +69,7 @@ def test_eviction_takes_the_longest_idle_and_spares_whoever_waits() -> None:
     contexts = {name: table.context(name) for name in "abc"}
     for context in contexts.values():
         assert table.occupy(context)
-    assert not table.occupy(table.context("d"))  # all running: nobody is evicted
+    assert not table.occupy(table.context("d"))  # all running: none is evicted
     for name in "bac":
         table.rest(contexts[name])
     contexts["b"].wanted = True

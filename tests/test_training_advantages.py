@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference_losses as reference
-from rollweave.config.training import GiGPOAdvantage, GRPOAdvantage, ReinforcePlusAdvantage, RLOOAdvantage
+from rollweave.config.training import (
+    GAEAdvantage,
+    GiGPOAdvantage,
+    GRPOAdvantage,
+    ReinforcePlusAdvantage,
+    RLOOAdvantage,
+)
 from rollweave.training.advantages import (
     batch_advantages,
     gigpo,
@@ -18,7 +24,8 @@ from rollweave.training.advantages import (
     turn_returns,
     zero_share,
 )
-from rollweave.training.gae import explained_variance, gae, whitened
+from rollweave.training.gae import credit, explained_variance, gae
+from rollweave.training.packing import rows_of
 from rollweave.trajectory import Group, Trajectory, Transform, token_ids
 from spans import span_of
 from training_data import TASK, batch
@@ -131,7 +138,7 @@ def test_gigpo_equals_the_reference(rng: random.Random, normalise: str, gamma: f
 
 
 def test_gigpo_tells_turns_of_one_episode_apart_by_what_they_led_to() -> None:
-    """Both members met `fork`; one turned right there. Turns that nobody shares get the episode's part only."""
+    """Both members met `fork`; one turned right there. Turns that are not shared get the episode's part only."""
     good = episode(0, ["start", "fork", "gold"], [0.0, 0.0, 1.0], [1, 1, 1])
     bad = episode(1, ["start", "fork", "pit"], [0.0, 0.0, 0.0], [1, 1, 1])
     won, lost = gigpo(Group(0, TASK, [good, bad]), GiGPOAdvantage(normalise="none", gamma=1.0, omega=1.0))
@@ -150,7 +157,13 @@ def test_gae_equals_the_double_sum(steps: list[tuple[float, float]], gamma: floa
 
 
 def test_whitened_advantages_have_mean_0_and_deviation_1_over_all_tokens() -> None:
-    found = [a for tokens in whitened([[1.0, 2.0], [5.0], [0.0, -3.0, 8.0]]) for a in tokens]
+    data = batch()
+    rows = rows_of(data)
+    for row in rows:
+        row.values = [0.5] * len(row.columns)
+    credit(rows, data, GAEAdvantage(normalise="std"))
+    assert [len(row.advantage) for row in rows] == [len(row.columns) for row in rows]
+    found = [a for row in rows for a in row.advantage]
     assert sum(found) == pytest.approx(0, abs=1e-9)
     assert sum(a * a for a in found) / len(found) == pytest.approx(1, abs=1e-4)
 

@@ -25,6 +25,7 @@ from rollweave.config.losses import (
     TISLoss,
     TOPRLoss,
 )
+from rollweave.config.training import TrainingConfig
 from rollweave.training.gae import value_loss
 from rollweave.training.losses import TokenBatch, correction, k3, objective, token_loss, token_weights, total
 from rollweave.training.trainer import learning_rate
@@ -195,7 +196,8 @@ def test_k3_is_an_unbiased_estimate_of_the_kl() -> None:
 
 def test_schedules() -> None:
     def rate(step: int, kind: str) -> float:
-        return learning_rate(step, peak=2.0, kind=kind, warmup=4, total=14, final_share=0.1)  # type: ignore[arg-type]
+        falls = {"schedule": kind, "warmup_steps": 4, "steps": 14, "final_learning_rate_share": 0.1}
+        return learning_rate(step, TrainingConfig.model_validate({"learning_rate": 2.0, **falls}))
 
     assert [rate(step, "linear") for step in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]
     assert rate(13, "constant") == 2.0

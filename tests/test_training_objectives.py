@@ -139,7 +139,7 @@ def test_segments_are_the_parts_of_an_answer_that_one_version_drew(folder: Path)
     (row,) = rows_of(Batch(0, [Group(0, TASK, [made])]))
     assert row.segments.tolist() == [0, 0, 0, 1, 1, 2]
     row.advantage = [1.0] * 6
-    (micro,) = micro_batches([row, row], [1.0, 1.0], 100)
+    (micro,) = micro_batches([row, row], 100)
     assert micro.segments.tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3, 4, 4, 5]
 
 

@@ -6,6 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.world.durations import constant, lognormal
+from tests.world.engine import SimulatedEngine
+from tests.world.environment import EnvironmentModel, RewardModel
+from tests.world.faults import Outage
+from tests.world.world import World
 
 import virtual_oracles as oracles
 from rollweave.clock import Deadlock
@@ -23,11 +28,6 @@ from rollweave.rollout.manager import EnvManager
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.staleness import SampleBuffer, StalenessBound
 from rollweave.rollout.state import SchedulerState
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.faults import Outage
-from rollweave.simulation.world.engine import SimulatedEngine
-from rollweave.simulation.world.environment import EnvironmentModel, RewardModel
-from rollweave.simulation.world.world import World
 from rollweave.tasks import Cursor, Task
 from rollweave.trajectory import Batch, Outcome, Span, Trajectory
 from rollweave.weights.buckets import Fingerprint
@@ -176,7 +176,7 @@ def do_not_verify(patch: pytest.MonkeyPatch) -> None:
         return pushed
 
     patch.setattr(WeightSync, "_prepare", prepare)
-    patch.setattr("rollweave.simulation.world.engine.refuse_unprepared", lambda version, staged: None)
+    patch.setattr("rollweave.simulation.hardware.modelled.refuse_unprepared", lambda version, staged: None)
 
 
 def give_up_on_everybody(patch: pytest.MonkeyPatch) -> None:
@@ -291,7 +291,7 @@ def test_resuming_wrongly_is_noticed(broken: Callable[[SchedulerState], None], m
 
 
 def test_the_clock_notices_a_lease_that_nobody_plays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dead host's episodes are forgotten: everybody waits for ever, which the virtual clock does not."""
+    """A dead host's episodes are forgotten: the run waits for ever, which the virtual clock does not."""
 
     def forget(self: Dispatcher, link: Any) -> None:
         self._seats = [seat for seat in self._seats if seat.link is not link]

@@ -6,6 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.world.durations import constant
+from tests.world.engine import SimulatedEngine, SyncModel
+from tests.world.trainer import SimulatedTrainer
 
 from fleets import fleet_of
 from rollweave.clock import Clock, DeadlineExceeded, run_virtual
@@ -14,9 +17,6 @@ from rollweave.fleet.colocated import TakingTurns
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.weight_sync import Transfer, WeightSync
 from rollweave.observability.events import MemoryRecorder
-from rollweave.simulation.durations import constant
-from rollweave.simulation.world.engine import SimulatedEngine, SyncModel
-from rollweave.simulation.world.trainer import SimulatedTrainer
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint, WeightMismatch
 from rollweave.weights.store import WeightStoreError

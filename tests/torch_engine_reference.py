@@ -64,7 +64,7 @@ def random_prompt(seed: int, length: int) -> list[int]:
 
 
 def engine_of(model: Any, **options: Any) -> TorchEngine:
-    return TorchEngine.from_model(model, TOKENIZER, **{"slots": 4, "prefill_tokens": 64, "max_context": 512, **options})
+    return TorchEngine(model, TOKENIZER, **{"slots": 4, "prefill_tokens": 64, "max_context": 512, **options})
 
 
 def request(name: str, tokens: list[int], *, seed: int = 0, turn: int = 0, **sampling: Any) -> Request:

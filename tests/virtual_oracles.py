@@ -13,12 +13,13 @@ from dataclasses import replace
 from math import ceil, floor
 from typing import Any
 
+from tests.world.witness import Witness
+from tests.world.world import SimulatedRun, World
+
 from rollweave.config.control import RollArtPipeline
 from rollweave.config.job import Job
 from rollweave.observability.events import MemoryRecorder
 from rollweave.seeds import generator
-from rollweave.simulation.world.witness import Witness
-from rollweave.simulation.world.world import SimulatedRun, World
 from rollweave.trajectory import Group, Outcome, Trajectory
 
 
@@ -186,7 +187,7 @@ def attempts_end_once(run: SimulatedRun) -> None:
     assert len(ended) + len(ledger.open_attempts) == ledger.issued
     reported = Counter(event["id"] for event in data(run, "trajectory.end"))
     assert set(reported.values()) <= {1}, "a lease was reported twice"
-    assert set(ended) <= set(reported), "an attempt ended that nobody reported"
+    assert set(ended) <= set(reported), "an attempt ended that was not reported"
     ends = {event["group"]: event["end"] for event in data(run, "task.end")}
     for event in data(run, "trajectory.end"):
         if event["id"] not in ended:  # in a group that waits for its step

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import strategies as st
+from tests.world.durations import NO_TIME, constant, lognormal, normal
+from tests.world.engine import SyncModel
+from tests.world.environment import EnvironmentModel, RewardModel, coin
+from tests.world.faults import Outage
+from tests.world.hosts import TransportModel
+from tests.world.world import SimulatedRun, World, simulate
 
 from rollweave.clock import run_virtual
 from rollweave.config.job import Job
-from rollweave.simulation.durations import NO_TIME, constant, lognormal, normal
-from rollweave.simulation.faults import Outage
-from rollweave.simulation.world.engine import SyncModel
-from rollweave.simulation.world.environment import EnvironmentModel, RewardModel, coin
-from rollweave.simulation.world.hosts import TransportModel
-from rollweave.simulation.world.world import SimulatedRun, World, simulate
 
 
 def make_job(

@@ -1,7 +1,7 @@
 """What the control plane may not do, checked on its syntax trees: `python -m tools.lint_control_plane [FILE ...]`.
 
-The control plane runs on two clocks. Whatever reads the wall clock, draws from a shared generator, starts a
-thread or a task that nobody owns would behave differently on the virtual one; torch and ray would make it heavy.
+The control plane runs on two clocks. Code that reads the wall clock, draws from a shared generator, or starts a
+thread or a task outside a task group would behave differently on the virtual one; torch and ray would make it heavy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLOCK = "ask the injected clock (rollweave.clock)"
 SEEDS = "use rollweave.seeds.generator(seed, *names)"
 THREADS = "the control plane is one asyncio loop; put blocking work behind an engine, trainer or environment worker"
 TASKS = "start it in an asyncio.TaskGroup, so that its failure is seen"
-HEAVY = "the control plane stays light; import it in engines/, training/ or cluster/"
+HEAVY = "the control plane stays light; import it in engines/, training/ or runtimes/"
 
 FORBIDDEN_MODULES = {
     "time": CLOCK,
@@ -150,6 +150,7 @@ def control_plane_files() -> Iterator[Path]:
     for folder in FOLDERS:
         yield from sorted((ROOT / "src" / "rollweave" / folder).rglob("*.py"))
     yield from (ROOT / "src" / "rollweave" / file for file in FILES)
+    yield from sorted((ROOT / "tests" / "world").rglob("*.py"))  # what the tests run it against
 
 
 def main(arguments: list[str]) -> int:

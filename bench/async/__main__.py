@@ -1,7 +1,7 @@
 """`python -m bench.async [--case latency|balanced|unbalanced|all] [--repeats N] [--json] [--out DIR]`
 
 Each repeat runs every mode once, so that whatever else happens on the machine hits all of them; the order rotates.
-Wants two cores and nobody else on them.
+It needs two cores to itself.
 """
 
 from __future__ import annotations

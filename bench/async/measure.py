@@ -47,22 +47,20 @@ def make_policy(case: Case, folder: Path) -> Path:
 
 def run(case: Case, mode: Mode, policy: Path, folder: Path) -> Result:
     """`rollweave train` in a process of its own."""
-    command = [
-        *(sys.executable, "-m", "rollweave.cli.main", "train", str(case.file)),
-        *mode.overrides,
-        *("model.type=local", f"model.path={policy}", f"training.steps={SKIPPED_STEPS + case.steps[mode.name]}"),
-        *("--out", str(folder)),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
-    if done.returncode:
-        raise SystemExit(f"{case.file.name}, {mode.name}: {' '.join(command)}\n{done.stdout}\n{done.stderr}")
+    model = ("model.type=local", f"model.path={policy}")
+    steps = f"training.steps={SKIPPED_STEPS + case.steps[mode.name]}"
+    rollweave("train", str(case.file), *mode.overrides, *model, steps, "--out", str(folder))
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return summarise([json.loads(line) for line in lines])
 
 
-def _environment() -> dict[str, str]:
-    """Without what the caller set for torch: the runtime gives every worker its threads."""
-    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+def rollweave(*words: str) -> None:
+    """Run a command, without what the caller set for torch: the runtime gives every worker its threads."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-m", "rollweave.cli.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
 
 
 def summarise(rows: list[dict[str, Any]]) -> Result:

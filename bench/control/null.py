@@ -70,9 +70,6 @@ class NullEngine:
     async def stats(self) -> EngineStats:
         return EngineStats(sampled_tokens=self.answered * len(ANSWER), version=self._version)
 
-    async def close(self) -> None:
-        pass
-
 
 class NullEnvironment:
     """An episode of ten turns that take no time."""
@@ -121,7 +118,4 @@ class NullTrainer:
         pass
 
     async def load(self, folder: Path) -> None:
-        pass
-
-    async def close(self) -> None:
         pass

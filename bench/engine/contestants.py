@@ -14,7 +14,7 @@ from rollweave.trajectory import token_ids
 
 
 class NoText:
-    """Nobody reads the answers, so nobody decodes them."""
+    """Decodes nothing, because the bench does not read the answers."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         return ""
@@ -22,7 +22,7 @@ class NoText:
 
 def run_engine(model: Any, workload: list[Trajectory]) -> tuple[float, EngineStats]:
     """Seconds for the whole workload. The environment answers at once, so every slot is always busy."""
-    engine = TorchEngine.from_model(
+    engine = TorchEngine(
         model, NoText(), slots=len(workload), prefill_tokens=2048, max_context=longest_context(workload)
     )
     contexts: list[list[int]] = [[] for _ in workload]

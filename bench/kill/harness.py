@@ -141,9 +141,9 @@ class Harness:
             self._bury(members, point)
 
     def _bury(self, members: dict[int, str], point: Point) -> None:
-        """Nobody may outlive the driver for long; those who do are ended here, and it is said.
+        """Wait until no process outlives the driver; those that stay too long are killed and noted as a problem.
 
-        Ray's own agents try for a minute to tell a dead raylet's story before they go: they are looked at last.
+        Ray's own agents go on for a minute to report a dead raylet, so `agents_left` looks at them in the end.
         """
         died = time.monotonic()
         self._agents |= {pid: command for pid, command in members.items() if "Agent" in command}

@@ -1,9 +1,10 @@
 """`python -m bench.mux_kill [--points 20] [--seed 0] [--json]`: kill -9 of a job, of the daemon, of both.
 
-Jobs share one rollout core and one train core. At a random moment somebody dies; a dead daemon is started again after a
-random while. Each time: every job trains on, nobody who was spared has got another process, and nobody spared had an
-iteration that was longer by more than the start of the dead job, one phase and the daemon's absence. In the end the
-daemon is stopped, and every run is checked as `bench.kill` checks one: ledgers exact, no task lost or trained twice.
+Jobs share one rollout core and one train core. At a random moment a job, the daemon or both are killed; a dead daemon
+is started again after a random while. Each time every job must train on, and the jobs that were not killed must keep
+their process, with no iteration longer by more than the start of the dead job, one phase and the daemon's absence. In
+the end the daemon is stopped, and every run is checked as `bench.kill` checks one: ledgers exact, no task lost or
+trained twice.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main() -> int:
     if arguments.json:
         print(json.dumps({"points": [asdict(point) for point in points], "problems": found}))
     else:
-        print("\n".join(found) or f"{len(points)} kills: nothing lost, nobody spared was touched, ledgers exact")
+        print("\n".join(found) or f"{len(points)} kills: nothing lost, the other jobs untouched, ledgers exact")
     return 1 if found else 0
 
 

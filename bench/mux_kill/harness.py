@@ -37,7 +37,7 @@ class Point:
     cold: float = 0.0
     """What the dead job needed to load everything again."""
     slowest: float = 0.0
-    """The longest iteration of those who were spared."""
+    """The longest iteration of the jobs that were not killed."""
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class Harness:
             point.problems.append(f"a job holds two nodes at once: {held}")
 
     def finish(self) -> list[str]:
-        """Stop everything in order; whatever is wrong with what is left."""
+        """Stop everything in order; returns what is wrong with what is left."""
         self._cli("daemon", "stop")
         store = Store(self._folder.database)
         records, permits = store.jobs(), store.fact("permits")
@@ -116,7 +116,7 @@ class Harness:
         ]
 
     def close(self) -> None:
-        """Nobody stays behind, whatever happened."""
+        """End every process that is left, whatever happened."""
         with suppress(NoDaemon):
             self._kill(self._folder.address()["pid"])
         with suppress(OSError):

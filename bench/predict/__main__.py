@@ -1,7 +1,7 @@
 """`python -m bench.predict [--repeats 3] [--json] [--out DIR]`
 
 Profiles the job, predicts it in every mode, then really runs it, each mode once per repeat. With `--out` the profile
-and the runs are kept, and what is there already is not run again. Wants two cores and nobody else on them.
+and the runs are kept, and what is there already is not run again. It needs two cores to itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from rollweave.config.load import load_job
 from rollweave.config.scenario import Scenario
-from rollweave.profiling.profile import load_profile, measure, write_profile
-from rollweave.simulation.calibration import calibrate, summary
+from rollweave.profiling.profile import load_profile
+from rollweave.simulation.calibration import summary
 from rollweave.simulation.prediction import predict
 
 from .cases import CASE, IDLE_BAR, JOB, MODES, SKIPPED_STEPS, STEP_BAR
@@ -49,9 +49,9 @@ def _policy(folder: Path) -> Path:
 def _profile(folder: Path, policy: Path) -> Scenario:
     path = folder / "profile.yaml"
     if not path.exists():
-        job = load_job(JOB, ["model.type=local", f"model.path={policy.absolute()}"])
-        found = measure(job, lambda what: _say(what), steps=10)
-        write_profile(calibrate(found.scenario, found.alternating, found.overlapped), path)
+        _say(f"profiling {JOB.name}")
+        overrides = ("model.type=local", f"model.path={policy.absolute()}")
+        _measure.rollweave("profile", str(JOB), *overrides, "--steps", "10", "--output", str(path))
     return load_profile(path)
 
 

@@ -2,7 +2,7 @@
 
 What does the Ray runtime cost? The same job through `rollweave train` in two modes (`sync`, `sync+`), inline and on Ray
 with both cores for each phase, at equal threads. Runs alternate, and the ratio is taken within a repeat: a machine that
-is slow for a while is slow for both. Wants two cores to itself.
+is slow for a while is slow for both. It needs two cores to itself.
 """
 
 from __future__ import annotations

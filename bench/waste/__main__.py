@@ -11,9 +11,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
+from tests.world.world import SimulatedRun, simulate
+
 from bench.waste.scenarios import PLAIN, SCENARIOS, SKIPPED_STEPS, Scenario
 from rollweave.clock import run_virtual
-from rollweave.simulation.world.world import SimulatedRun, simulate
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from tests.world.durations import constant, lognormal
+from tests.world.environment import EnvironmentModel, coin
+from tests.world.world import World
+
 from rollweave.config.job import Job
-from rollweave.simulation.durations import constant, lognormal
-from rollweave.simulation.world.environment import EnvironmentModel, coin
-from rollweave.simulation.world.world import World
 
 STEPS = 60
 SKIPPED_STEPS = 4

@@ -111,7 +111,7 @@ def main() -> None:
 async def measure(way: str, folder: Path, layers: int, versions: int) -> dict[str, Any]:
     """Medians over the versions but the first, which touches every page for the first time."""
     model = _model(layers)
-    core = TorchEngine.from_model(model, Mute(), slots=ANSWERS, prefill_tokens=512, max_context=2048)
+    core = TorchEngine(model, Mute(), slots=ANSWERS, prefill_tokens=512, max_context=2048)
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     store, steps = SharedMemoryStore(folder), Steps(core)
     loop = EngineLoop(core, store, Clock(), background=WAYS[way])

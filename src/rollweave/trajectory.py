@@ -11,7 +11,7 @@ items like any other, but own no memory.
 
     Span         a run of tokens with one origin: given, or sampled by one policy version
     Turn         the given tokens of one observation, then the spans of the answer to it
-    Trajectory   one member's episode: turns, step rewards, a typed outcome
+    Trajectory   one attempt of a member: its turns, rewards and typed outcome
     Group        the members that share one task (same environment seed); the unit of admission
     Batch        the groups one train step consumes, in canonical order
 """
@@ -84,7 +84,7 @@ NO_TOKENS = NO_MEMORY.view()
 NO_TOKENS.flags.writeable = False
 
 NOTHING = object()
-"""Is no array's base."""
+"""Stands for the base of no array: a `TokenBuffer` that repeats no token compares with it."""
 
 FIRST_ROOM = 512
 """Tokens that a context has room for before it moves for the first time."""
@@ -222,7 +222,7 @@ class _Measured:
 
 @dataclass(slots=True)
 class Trajectory(_Measured):
-    """One member's episode. Tokens are only ever appended."""
+    """The data of one attempt (`id`, as in `17.3.0`: group, member, try). Tokens are only appended."""
 
     id: str
     group: int

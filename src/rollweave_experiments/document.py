@@ -52,9 +52,9 @@ are those of the JSON beside it, which `rollweave experiments run all --json` pr
 run since it was written down.
 
 Agreement is weak evidence: a program that prints 1.0 for every row agrees on 13 of the 36 numbers, and a review found
-that one without a GPU model agrees on 13 of 15. In RollArt's experiments `rollart` runs with a staleness bound one
-above the paper's alpha, 2 against AReaL's 1 in the ladder; the review found it slower than AReaL on 8B and 14B at equal
-bounds.
+that one without a GPU model agrees on 13 of 15 (no command of ours repeats this figure). In RollArt's experiments
+`rollart` runs with a staleness bound one above the paper's alpha, 2 against AReaL's 1 in the ladder; the review found
+it slower than AReaL on 8B and 14B at equal bounds.
 """
 
 

@@ -1,4 +1,4 @@
-"""What every environment owes whoever plays it: the rules that users can run on theirs, and how errors come out."""
+"""What every environment owes its player: the rules that users can run on theirs, and how errors come out."""
 
 from __future__ import annotations
 

@@ -53,10 +53,8 @@ class EngineLoop:
         self._thread = thread
         self._callbacks: dict[str, OnEnd] = {}
         self._suspensions = 0
-        self._stepping = False
-        """In the thread."""
-        self._commands: list[Callable[[], None]] = []
-        """Given meanwhile."""
+        self._stepping = False  # whether the thread computes a step
+        self._commands: list[Callable[[], None]] = []  # what has been asked for during that step
         self._preparing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._between_steps = asyncio.Event()
@@ -92,7 +90,7 @@ class EngineLoop:
                 command()
 
     def _between(self, command: Callable[[], None]) -> None:
-        """At once, or after the step that is being computed."""
+        """Run the command at once, or after the step that is being computed."""
         if self._stepping:
             self._commands.append(command)
         else:

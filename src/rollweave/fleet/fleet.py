@@ -1,15 +1,15 @@
 """Fleet: the engines of a run, and which trajectory is where. It lives in the driver; other parts ask it.
 
     join ─▶ starting ─▶ serving ◀──▶ draining        WeightSync lets a newcomer serve once it holds the fleet's weights
-                └──────────┴──▶ gone ◀──┘            a caller that meets a dead one says `lose`; no other waits
+                └──────────┴──▶ gone ◀──┘            the caller whose call fails says `lose`; nothing waits for it
 
 An engine joins under an id that is never used again. When it is gone its counters stay in the totals, so rates, which
 are differences of totals, never go back. Every change raises `revision`, is an event, and is sent to the hosts.
 
 FleetView: the engines that a request may go to, and how many trajectories each of them holds. The driver has one, which
 counts the trajectories of all hosts; each host has one, which counts its own and is brought up to date by `FleetUpdate`
-messages. It may be old: then an engine that is gone fails the call and the host routes again, an engine that drains
-still answers, and a new engine is not used for a moment. Never a wrong token.
+messages. A host's view may be old. Then a call to an engine that is gone fails and the host routes again, an engine
+that drains still answers, and a new engine is not used for a moment; no token is wrong because of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LLMProxy: the one door through which the environments of a host reach engines.
+"""LLMProxy: hands the requests of a host's episodes to engines.
 
 A trajectory stays with the engine that it was leased with, because that engine holds its KV cache. When the engine is
 gone or drains, the proxy routes it again on its own view of the fleet and tells the driver. A request that is taken out
@@ -180,7 +180,7 @@ class LLMProxy:
         """The place of the trajectory as soon as an engine is open; None if it is given up. The episode keeps the
         deadline of the turn."""
         while guest.client is None and not guest.given_up:
-            self._find(guest, "")
+            self._find(guest, "it waited for an engine")
             if guest.client is None:
                 with self._clock.wait("proxy", f"an engine to serve {guest.ask.attempt}"):
                     self._changed.clear()

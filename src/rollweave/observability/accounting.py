@@ -28,7 +28,7 @@ from rollweave.observability.meters import (
     SlotMeter,
     TokenBooks,
 )
-from rollweave.observability.waits import OpenWork
+from rollweave.observability.waits import OpenEpisode, OpenReward, OpenWork, WatchedGroup
 
 BY_ITSELF = frozenset({"finished", "truncated"})
 """Outcomes of episodes that were not cut short."""
@@ -49,35 +49,10 @@ class Accountant:
         self.restarts: Counter[str] = Counter()
         self._sync_seconds = 0.0
         self._evaluating = False
-        self._listeners = {
-            "episode.begin": self._episode_begin,
-            "episode.end": self._episode_end,
-            "trajectory.end": self._trajectory_end,
-            "reward.begin": self._reward_begin,
-            "reward.end": self._reward_end,
-            "reward.again": lambda time, data: self.rewards.again(),
-            "reward.late": lambda time, data: self.rewards.late(data["threads_left"]),
-            "attempt.end": self._attempt_end,
-            "task.end": self._task_end,
-            "group.admit": self._group_admit,
-            "group.complete": self._group_complete,
-            "batch.ready": self._batch_ready,
-            "phase.begin": self._phase_begin,
-            "phase.end": self._phase_end,
-            "checkpoint.begin": lambda time, data: self.loop.begin("save", time),
-            "checkpoint.saved": lambda time, data: self.loop.end("save", time),
-            "weights.publish": self._sync,
-            "weights.stage": self._sync,
-            "weights.commit": self._sync,
-            "eval.begin": self._eval_begin,
-            "eval.end": self._eval_end,
-            "worker.restarted": self._worker_restarted,
-        }
 
     def __call__(self, event: Event) -> None:
-        listener = self._listeners.get(event.name)
-        if listener is not None:
-            listener(event.time, event.data)
+        self._follow_work(event.name, event.time, event.data)
+        self._follow_loop(event.name, event.time, event.data)
 
     @property
     def quiet(self) -> bool:
@@ -106,78 +81,78 @@ class Accountant:
             last = event.time
         self.tokens.generated = sum(int(row.get("tokens/generated") or 0) for row in rows)
         self.tokens.booked[LOST] = sum(int(row.get(f"tokens/wasted/{LOST}") or 0) for row in rows)
-        for episode in self.work.end_all():
+        for episode in self.work.playing:
             self.bias.end(episode, last, 0, natural=False, failed=True)
+        self.work.playing.clear()  # the processes that played and scored are gone
+        self.work.scoring.clear()
         self._evaluating = False
         self.sample(last)  # those rows are written
         self.tokens.settle()  # what was being played is gone: lost in the first row to come
 
-    # ------------------------------------------------------------------------------------------------ listeners
+    def _follow_work(self, name: str, time: float, data: dict[str, Any]) -> None:
+        """Events of groups, episodes, rewards and attempts."""
+        match name:
+            case "group.admit":
+                self.work.groups[data["group"]] = WatchedGroup(data["group"], data["version"], time)
+            case "episode.begin":
+                self.work.playing[data["id"]] = OpenEpisode(data["group"], time)
+                self.slots.change(time, data["free"], data["slots"], data["in_line"])
+                if data["group"] >= 0:  # evaluations stand outside
+                    self.bias.begin(data["id"], time)
+            case "episode.end":
+                self.work.playing.pop(data["id"], None)
+                self.slots.change(time, data["free"], data["slots"], data["in_line"])
+            case "trajectory.end":
+                outcome = data["outcome"]
+                self.bias.end(data["id"], time, data["tokens"], outcome in BY_ITSELF, outcome in FAILURES)
+                self.tokens.finish(data["id"], data["tokens"])
+            case "reward.begin":
+                self.rewards.begin()
+                self.work.scoring[data["id"]] = OpenReward(data["group"], time, tuple(data["rewards"]))
+            case "reward.end":
+                if (reward := self.work.scoring.pop(data["id"], None)) is not None:
+                    self.rewards.end(time - reward.since, data["threads_left"])
+            case "reward.again":
+                self.rewards.again()
+            case "reward.late":
+                self.rewards.late(data["threads_left"])
+            case "attempt.end":
+                self.work.scoring.pop(data["id"], None)  # if it was given up
+                self.tokens.book(data["id"], data["end"], data["tokens"])
+                if data["end"] == TRAINED:
+                    self.bias.train(data["id"])
+                else:
+                    self.bias.throw_away(data["id"], filtered=data["end"] == FILTERED)
+            case "group.complete":
+                self.queue.put(data["group"], time)
+                self.work.groups.pop(data["group"], None)
+            case "task.end":
+                self.queue.leave(data["group"])
+                self.work.groups.pop(data["group"], None)
+            case "batch.ready":
+                self.queue.serve(data["groups"], time)
 
-    def _episode_begin(self, time: float, data: dict[str, Any]) -> None:
-        self.work.begin(data["id"], data["group"], time)
-        self.slots.change(time, data["free"], data["slots"], data["in_line"])
-        if data["group"] >= 0:  # evaluations stand outside
-            self.bias.begin(data["id"], time)
-
-    def _episode_end(self, time: float, data: dict[str, Any]) -> None:
-        self.work.end(data["id"])
-        self.slots.change(time, data["free"], data["slots"], data["in_line"])
-
-    def _trajectory_end(self, time: float, data: dict[str, Any]) -> None:
-        outcome = data["outcome"]
-        self.bias.end(data["id"], time, data["tokens"], outcome in BY_ITSELF, outcome in FAILURES)
-        self.tokens.finish(data["id"], data["tokens"])
-
-    def _reward_begin(self, time: float, data: dict[str, Any]) -> None:
-        self.rewards.begin()
-        self.work.begin_scoring(data["id"], data["group"], data["rewards"], time)
-
-    def _reward_end(self, time: float, data: dict[str, Any]) -> None:
-        if (reward := self.work.end_scoring(data["id"])) is not None:
-            self.rewards.end(time - reward.since, data["threads_left"])
-
-    def _attempt_end(self, time: float, data: dict[str, Any]) -> None:
-        self.work.end_scoring(data["id"])  # if it was given up
-        self.tokens.book(data["id"], data["end"], data["tokens"])
-        if data["end"] == TRAINED:
-            self.bias.train(data["id"])
-        else:
-            self.bias.throw_away(data["id"], filtered=data["end"] == FILTERED)
-
-    def _task_end(self, time: float, data: dict[str, Any]) -> None:
-        self.queue.leave(data["group"])
-        self.work.close(data["group"])
-
-    def _group_admit(self, time: float, data: dict[str, Any]) -> None:
-        self.work.admit(data["group"], data["version"], time)
-
-    def _group_complete(self, time: float, data: dict[str, Any]) -> None:
-        self.queue.put(data["group"], time)
-        self.work.close(data["group"])
-
-    def _batch_ready(self, time: float, data: dict[str, Any]) -> None:
-        self.queue.serve(data["groups"], time)
-
-    def _phase_begin(self, time: float, data: dict[str, Any]) -> None:
-        self.loop.begin(data["phase"], time)
-        if data["phase"] == "get_batch":
-            self.queue.ask(time)
-
-    def _phase_end(self, time: float, data: dict[str, Any]) -> None:
-        self.loop.end(data["phase"], time)
-        if data["phase"] == "get_batch":
-            self.queue.answered(time)
-
-    def _sync(self, time: float, data: dict[str, Any]) -> None:
-        self._sync_seconds += data["seconds"]
-
-    def _eval_begin(self, time: float, data: dict[str, Any]) -> None:
-        self._evaluating = True
-
-    def _eval_end(self, time: float, data: dict[str, Any]) -> None:
-        self._evaluating = False
-        self.tokens.evaluation += data["tokens"]
-
-    def _worker_restarted(self, time: float, data: dict[str, Any]) -> None:
-        self.restarts[data["worker"]] += 1
+    def _follow_loop(self, name: str, time: float, data: dict[str, Any]) -> None:
+        """Events of the run's loop and of its workers."""
+        match name:
+            case "phase.begin":
+                self.loop.begin(data["phase"], time)
+                if data["phase"] == "get_batch":
+                    self.queue.ask(time)
+            case "phase.end":
+                self.loop.end(data["phase"], time)
+                if data["phase"] == "get_batch":
+                    self.queue.answered(time)
+            case "checkpoint.begin":
+                self.loop.begin("save", time)
+            case "checkpoint.saved":
+                self.loop.end("save", time)
+            case "weights.publish" | "weights.stage" | "weights.commit":
+                self._sync_seconds += data["seconds"]
+            case "eval.begin":
+                self._evaluating = True
+            case "eval.end":
+                self._evaluating = False
+                self.tokens.evaluation += data["tokens"]
+            case "worker.restarted":
+                self.restarts[data["worker"]] += 1

@@ -52,30 +52,17 @@ class _Attempt:
         return float(self.tokens), self.natural
 
 
-@dataclass(slots=True)
-class _Member:
-    attempts: dict[str, _Attempt] = field(default_factory=dict)
-
-    @property
-    def latest(self) -> _Attempt:
-        return next(reversed(self.attempts.values()))
-
-    @property
-    def reported(self) -> list[_Attempt]:
-        """The attempts whose number of tokens is known, because the host has reported them."""
-        return [one for one in self.attempts.values() if one.tokens is not None]
-
-
 class DurationBias:
     """Follows all attempts and computes the bias. It is fed by the accounting of events."""
 
     def __init__(self, window: int = WINDOW) -> None:
         self._window = window
-        self._members: OrderedDict[str, _Member] = OrderedDict()
+        self._members: OrderedDict[str, dict[str, _Attempt]] = OrderedDict()
+        """The attempts of each member, by id, the latest last."""
 
     def begin(self, attempt: str, time: float) -> None:
         """An attempt starts; its id is `<group>.<member>.<attempt>`."""
-        self._members.setdefault(_member(attempt), _Member()).attempts[attempt] = _Attempt(time)
+        self._members.setdefault(_member(attempt), {})[attempt] = _Attempt(time)
         if len(self._members) > self._window:
             self._members.popitem(last=False)
 
@@ -99,26 +86,25 @@ class DurationBias:
         seconds, tokens = _Means(), _Means()
         passing = self._passing()
         for member in self._members.values():
-            latest = member.latest
+            attempts = list(member.values())
+            latest = attempts[-1]
             chance = 0.0 if latest.thrown_away or latest.filtered else 1.0 if latest.trained else passing
-            known = [one.seconds(now) for one in _lengths(list(member.attempts.values()))]
-            seconds.add(known, latest.seconds(now), chance)
+            seconds.add([one.seconds(now) for one in _lengths(attempts)], latest.seconds(now), chance)
             if latest.tokens is not None:
                 # An earlier attempt may be reported later: a requeue starts the next one when it cancels the last.
-                counts = [one.sampled() for one in _lengths(member.reported)]
-                tokens.add(counts, latest.sampled(), chance)
+                reported = [one for one in attempts if one.tokens is not None]
+                tokens.add([one.sampled() for one in _lengths(reported)], latest.sampled(), chance)
         found = {"bias/duration": seconds.bias(), "bias/tokens": tokens.bias()}
         return {key: value for key, value in found.items() if value is not None}
 
     def _passing(self) -> float:
         """The share of decided members that the filter let pass."""
-        latest = [member.latest for member in self._members.values()]
+        latest = [next(reversed(member.values())) for member in self._members.values()]
         trained, filtered = sum(one.trained for one in latest), sum(one.filtered for one in latest)
         return trained / (trained + filtered) if filtered else 1.0
 
     def _find(self, attempt: str) -> _Attempt | None:
-        member = self._members.get(_member(attempt))
-        return member.attempts.get(attempt) if member else None
+        return self._members.get(_member(attempt), {}).get(attempt)
 
 
 def _lengths(attempts: list[_Attempt]) -> list[_Attempt]:

@@ -19,18 +19,10 @@ from rollweave.observability.jsonl import Appender, Json, read
 FLUSH_EVERY = 256
 """Events between flushes: a busy run emits thousands a second, and a flush is a system call."""
 
-FLUSH_ON = frozenset(
-    {
-        "batch.ready",
-        "eval.end",
-        "checkpoint.saved",
-        "wait.slow",
-        "worker.died",
-        "worker.restarted",
-        "run.start",
-        "run.end",
-    }
-)
+FLUSH_ON = frozenset({
+    "batch.ready", "eval.end", "checkpoint.saved",
+    "run.start", "run.end", "worker.died", "worker.restarted", "wait.slow",
+})  # fmt: skip
 """Events after which all events so far must be on disk: the end of a step, and events that a person looks for."""
 
 
@@ -79,22 +71,16 @@ class MemoryRecorder(Recorder):
         return [event for event in self.events if event.name == name]
 
 
-class EventFile:
+class EventFile(Appender):
     """The sink that writes events.jsonl."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = Appender(path, FLUSH_EVERY)
+        super().__init__(path, FLUSH_EVERY)
 
     def __call__(self, event: Event) -> None:
-        self._lines.append({"time": round(event.time, 6), "name": event.name, "data": event.data})
+        self.append({"time": round(event.time, 6), "name": event.name, "data": event.data})
         if event.name in FLUSH_ON:
-            self._lines.flush()
-
-    def flush(self) -> None:
-        self._lines.flush()
-
-    def close(self) -> None:
-        self._lines.close()
+            self.flush()
 
 
 def read_events(path: Path) -> list[Event]:

@@ -1,13 +1,16 @@
-"""Files of JSON lines that survive a crash: lines are only appended, and a reader leaves out an incomplete last line.
+"""The files of a run, which survive a crash and can be read at any moment.
 
-JSON has no NaN and no infinity, and other programs must be able to read the files. So such numbers are written as null.
+Lines of JSON are only appended, and a reader leaves out an incomplete last line. A file that holds one object or one
+page is replaced in one move. JSON has no NaN and no infinity, and other programs must be able to read the files, so
+such numbers are written as null.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,6 +19,7 @@ from rollweave.errors import RunFolderError
 
 Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
 
+MAKE_ROOM = "Free some space or fix its permissions; checkpoints are intact"
 
 # One encoder is kept: `json.dumps` with options makes a new one per call, which is most of the cost of an event.
 _ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=str)
@@ -43,40 +47,35 @@ class Appender:
     """Appends lines to a file, and flushes after every `flush_every` lines and on request."""
 
     def __init__(self, path: Path, flush_every: int = 1) -> None:
-        self.path = path
-        self.flush_every = flush_every
+        self._path = path
+        self._flush_every = flush_every
         self._pending = 0
-        try:
+        with writing(path):
             torn = _ends_torn(path)
             self._file: TextIO = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise _unwritable(path, error) from error
         if torn:  # a crash left half a line, and the next line must not continue it
             self._write("\n")
 
     def append(self, value: object) -> None:
-        self._write(encode(value) + "\n")
         self._pending += 1
-        if self._pending >= self.flush_every:
-            self.flush()
+        self._write(encode(value) + "\n", flush=self._pending >= self._flush_every)
 
     def flush(self) -> None:
-        self._pending = 0
-        try:
-            self._file.flush()
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
+        self._write("", flush=True)
 
     def close(self) -> None:
         if not self._file.closed:
             self.flush()
             self._file.close()
 
-    def _write(self, text: str) -> None:
-        try:
+    def _write(self, text: str, flush: bool = False) -> None:
+        try:  # a busy run appends thousands of lines a second, for which `writing` is too slow
             self._file.write(text)
+            if flush:
+                self._pending = 0
+                self._file.flush()
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise _unwritable(self._path, error) from error
 
 
 def _ends_torn(path: Path) -> bool:
@@ -87,10 +86,32 @@ def _ends_torn(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def _unwritable(path: Path, error: OSError) -> RunFolderError:
-    return RunFolderError(
-        f"cannot write {path}: {error.strerror}. Free some space or fix its permissions; checkpoints are intact"
-    )
+def _unwritable(what: object, error: OSError, advice: str = MAKE_ROOM) -> RunFolderError:
+    return RunFolderError(f"cannot write {what}: {error.strerror}. {advice}")
+
+
+@contextmanager
+def writing(what: object, advice: str = MAKE_ROOM) -> Iterator[None]:
+    """Inside, a failure to write says what could not be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(what, error, advice) from error
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replace a file in one move: no reader sees half of it, and a full disk leaves the old one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file that holds one object; empty if it does not exist or holds anything else."""
+    try:
+        return _parse(path.read_text(encoding="utf-8", errors="replace")) or {}
+    except OSError:
+        return {}
 
 
 @dataclass(slots=True)

@@ -122,7 +122,7 @@ class SlotMeter:
 
 
 class RewardMeter:
-    """Silent in runs whose rewards take no time."""
+    """Measures rewards that are computed after their episode. A run without them gets no numbers."""
 
     def __init__(self) -> None:
         self._any = False
@@ -174,7 +174,7 @@ class TokenBooks:
     trainer has not consumed yet.
 
     Some tokens reach no attempt: those of a restarted turn, of an answer after its deadline, of a dead worker. Their
-    cause is `lost`. An engine counts tokens itself that it delivers to no one. Tokens lost with an engine or a host
+    cause is `lost`. An engine itself counts the tokens that it does not deliver. Tokens lost with an engine or a host
     show when nothing is in flight and tokens are missing, and are booked then (`settle`).
     """
 

@@ -14,6 +14,10 @@ from typing import Any
 
 from rollweave.observability import catalogue, jsonl
 
+Value = float | int | str | None
+
+log = logging.getLogger(__name__)
+
 
 class TensorBoardWriter:
     """Writes a step's numbers into a folder that `tensorboard --logdir` shows."""
@@ -28,21 +32,17 @@ class TensorBoardWriter:
         if resumed_at is not None:
             self._writer.add_event(Event(step=resumed_at, session_log=SessionLog(status=SessionLog.START)))
 
-    def write(self, step: int, numbers: Mapping[str, float], wall_time: float) -> None:
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
         values = [Summary.Value(tag=key, simple_value=number) for key, number in numbers.items()]
-        self._writer.add_event(Event(wall_time=wall_time, step=step, summary=Summary(value=values)))
+        # TensorBoard expects the time of day, also if the run is on the virtual clock.
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
-
-
-Value = float | int | str | None
-
-log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
@@ -61,8 +61,7 @@ class MetricsWriter:
         self._lines.append(row)
         if self._board is not None:
             numbers = {key: float(x) for key, x in row.items() if isinstance(x, float | int) and key != "step"}
-            # TensorBoard expects the time of day, also if the run is on the virtual clock.
-            self._board.write(step, numbers, time.time())
+            self._board.write(step, numbers)
         return row
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and which share of it each pool stood idle.
+"""Measures where the time of a step goes, and for which share of it each pool stood idle.
 
 `StepClock` adds up what the loop spent in each phase; `BusyTime` how long a pool worked at all; `IdleMeter`
 turns any growing count of busy seconds into the idle share since it was last asked. An engine counts its own

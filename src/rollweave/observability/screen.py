@@ -35,12 +35,10 @@ class Header:
     model: str
     steps: int
     alpha: float | None = None
-    parameters: int | None = None
 
     def line(self) -> str:
         mode = self.mode if self.alpha is None else f"{self.mode} α={self.alpha:g}"
-        model = self.model if self.parameters is None else f"{self.model} {number(self.parameters, 2)}"
-        return " · ".join([mode, self.runtime, model])
+        return f"{mode} · {self.runtime} · {self.model}"
 
 
 @dataclass(slots=True)
@@ -109,11 +107,11 @@ def _lines(screen: Screen, width: int) -> list[tuple[str, Text]]:
     lines = [("steps", _progress(screen, width))]
     if screen.task is not None:
         what, done, total = screen.task
-        lines.append(("preparing", _meter(done, total, min(max(width - 36, 6), 40)).append(f"   {what}")))
-    spread, best = screen.row.get("reward/std"), max(screen.evaluations, default=None)
-    lines.append(("reward", _series(screen.rewards, width, "green", "" if spread is None else f"  ± {number(spread)}")))
-    found = "" if best is None else f"  best {number(best)}"
-    lines.append(("held-out", _series(screen.evaluations, width, "magenta", found)))
+        lines.append(("preparing", _meter(done, total, width).append(f"   {what}")))
+    spread = f"  ± {number(screen.row['reward/std'])}" if screen.row.get("reward/std") is not None else ""
+    best = f"  best {number(max(screen.evaluations))}" if screen.evaluations else ""
+    lines.append(("reward", _series(screen.rewards, width, "green", spread)))
+    lines.append(("held-out", _series(screen.evaluations, width, "magenta", best)))
     if screen.row:
         lines += [("tokens", tokens_fact(screen.row)), ("staleness", staleness_fact(screen.row))]
         lines += [("idle", _idle(screen.row, width)), ("attempts", ledger_fact(ledger_counts(screen.row, "attempt")))]
@@ -122,7 +120,7 @@ def _lines(screen: Screen, width: int) -> list[tuple[str, Text]]:
 
 
 def _progress(screen: Screen, width: int) -> Text:
-    text = _meter(screen.done, screen.header.steps, min(max(width - 36, 6), 40))
+    text = _meter(screen.done, screen.header.steps, width)
     text.append(f"   {duration(screen.now() - screen.began)}", style="bold")
     if (left := screen.left()) is not None:
         text.append(f"   {duration(left)} left", style="dim")
@@ -130,22 +128,24 @@ def _progress(screen: Screen, width: int) -> Text:
 
 
 def _meter(done: int, total: int, width: int) -> Text:
-    filled = round(width * done / total) if total else width
-    text = Text("━" * filled, style="cyan")
-    text.append("─" * (width - filled), style="bright_black")
-    return text.append(f" {done}/{total}", style="bold")
+    """A bar that leaves room for what stands behind it in a line of this width."""
+    length = min(max(width - 36, 6), 40)
+    filled = round(length * done / total) if total else length
+    return Text.assemble(
+        ("━" * filled, "cyan"), ("─" * (length - filled), "bright_black"), (f" {done}/{total}", "bold")
+    )
 
 
 def _series(values: Sequence[float | None], width: int, colour: str, more: str) -> Text:
-    text = Text(f"{number(values[-1]) if values else '-':<7}", style="bold")
-    return text.append(sparkline(values, min(width - 22, 60)), style=colour).append(more, style="dim")
+    latest = number(values[-1]) if values else "-"
+    return Text.assemble((f"{latest:<7}", "bold"), (sparkline(values, min(width - 22, 60)), colour), (more, "dim"))
 
 
 def tokens_fact(row: Mapping[str, Any]) -> Text:
     if "tokens_per_second/generated" not in row:
         return Text("-", style="dim")
-    text = Text(number(row["tokens_per_second/generated"]), style="bold").append("/s generated  ")
-    text.append(number(row.get("tokens_per_second/trained")), style="bold").append("/s trained")
+    generated, trained = (number(row.get(f"tokens_per_second/{what}")) for what in ("generated", "trained"))
+    text = Text.from_markup(f"[bold]{generated}[/]/s generated  [bold]{trained}[/]/s trained")
     if share := row.get("tokens/wasted_share"):
         text.append(f"   {percent(share)} wasted so far", style="yellow")
     return text
@@ -154,8 +154,8 @@ def tokens_fact(row: Mapping[str, Any]) -> Text:
 def staleness_fact(row: Mapping[str, Any]) -> Text:
     if "staleness/mean" not in row:
         return Text("-", style="dim")
-    text = Text(number(row["staleness/mean"], 2), style="bold").append(" mean  ")
-    text.append(number(row.get("staleness/max"), 2), style="bold").append(" max")
+    mean, highest = number(row["staleness/mean"], 2), number(row.get("staleness/max"), 2)
+    text = Text.from_markup(f"[bold]{mean}[/] mean  [bold]{highest}[/] max")
     if (bias := row.get("bias/duration")) is not None:
         text.append("   duration bias ").append(f"{bias * 100:+.1f}%", style="bold" if abs(bias) < 0.03 else "yellow")
     return text
@@ -166,8 +166,9 @@ def _idle(row: Mapping[str, Any], width: int) -> Text:
     length = max(4, min(20, width // max(len(pools), 1) - 18))
     text = Text()
     for pool, share in pools.items():
-        full, empty = bar(share or 0.0, length)
-        style = "green" if (share or 0.0) < 0.25 else "yellow" if (share or 0.0) < 0.6 else "red"
+        idle = share or 0.0
+        full, empty = bar(idle, length)
+        style = "green" if idle < 0.25 else "yellow" if idle < 0.6 else "red"
         text.append(f"{POOLS[pool]} ").append(full, style=style).append(empty, style="bright_black")
         text.append(f" {percent(share):<4}  ", style="bold")
     return text

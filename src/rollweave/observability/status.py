@@ -8,7 +8,6 @@ new       it has not begun to train
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -18,11 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-import yaml
-
-from rollweave.errors import RunFolderError
-from rollweave.observability.metrics import read_metrics
-from rollweave.observability.summary import is_train_step
+from rollweave.observability.jsonl import read_object
+from rollweave.observability.report.data import load_run
 
 Liveness = Literal["running", "ended", "dead", "new"]
 
@@ -64,27 +60,20 @@ class Status:
 
 def read_status(folder: Path, wall: Callable[[], float] = time.time) -> Status:
     """Read the status of the run in this folder."""
-    config = folder / "config.yaml"
-    if not config.is_file() and not (folder / "metrics.jsonl").is_file():
-        raise RunFolderError(
-            f"{folder} is not a run folder: it has neither config.yaml nor metrics.jsonl; name one that "
-            "`rollweave train` made"
-        )
-    settings = _mapping(yaml.safe_load, config)
-    now, summary = _mapping(json.loads, folder / "status.json"), _mapping(json.loads, folder / "summary.json")
-    rows = [row for row in read_metrics(folder).rows if is_train_step(row)]
+    run = load_run(folder)
+    now = read_object(folder / "status.json")
     status = Status(
         folder=str(folder),
-        name=str(settings.get("name") or folder.resolve().name),
+        name=run.name,
         state="new",
-        steps=now.get("steps") or _mapping_at(settings, "training").get("steps"),
-        row=rows[-1] if rows else {},
-        step=int(rows[-1]["step"]) + 1 if rows else 0,
-        rewards=[row.get("reward/mean") for row in rows],
+        steps=now.get("steps") or run.setting("training", "steps"),
+        row=run.steps[-1] if run.steps else {},
+        step=int(run.steps[-1]["step"]) + 1 if run.steps else 0,
+        rewards=[row.get("reward/mean") for row in run.steps],
         now=now,
     )
-    _decide_state(status, _owner(folder), summary, wall())
-    _predict(status, [row.get("time/step") for row in rows[-RECENT_STEPS:]])
+    _decide_state(status, read_object(folder / "lock"), read_object(folder / "summary.json"), wall())
+    _predict(status, [row.get("time/step") for row in run.steps[-RECENT_STEPS:]])
     return status
 
 
@@ -103,14 +92,9 @@ def _decide_state(status: Status, owner: Mapping[str, Any], summary: Mapping[str
         status.silent = wall - written
 
 
-def _owner(folder: Path) -> Mapping[str, Any]:
-    """The process that works in the folder. A process that ends normally removes itself from the lock file."""
-    owner = _mapping(json.loads, folder / "lock")
-    return owner if {"pid", "host"} <= owner.keys() else {}
-
-
 def _lives(owner: Mapping[str, Any], written: float | None, wall: float) -> bool:
-    if not owner:
+    """Whether the process lives that works in the folder. One that ends normally removes itself from the lock file."""
+    if not {"pid", "host"} <= owner.keys():
         return False
     if owner["host"] != socket.gethostname():  # on another machine, only the age of status.json tells
         return written is not None and wall - written < 60 * SILENT_SECONDS
@@ -129,17 +113,3 @@ def _predict(status: Status, seconds: list[float | None]) -> None:
         status.seconds_per_step = fmean(known)
     if known and status.steps and status.state == "running":
         status.seconds_left = max(0, status.steps - status.step) * fmean(known)
-
-
-def _mapping(parse: Callable[[str], Any], path: Path) -> Mapping[str, Any]:
-    """The object in the file; empty if the file does not exist or cannot be read."""
-    try:
-        value = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return value if isinstance(value, Mapping) else {}
-
-
-def _mapping_at(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = settings.get(key)
-    return value if isinstance(value, Mapping) else {}

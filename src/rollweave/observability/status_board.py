@@ -2,11 +2,6 @@
 
 `status.json` is replaced in one move, so `rollweave status` reads files only: it works from another terminal, on a
 run that hangs, and after one that died.
-
-LastMinute: where the last 60 seconds went, from counts that only ever grow.
-
-Every pool has a capacity in seconds (an engine one a second, 64 environments 64) and says how much of it went into
-what. Two looks at these counts, a minute apart, tell the shares of that minute.
 """
 
 from __future__ import annotations
@@ -16,17 +11,16 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rollweave.clock import Waiting
 from rollweave.observability.accounting import Accountant
-from rollweave.observability.jsonl import encode
+from rollweave.observability.jsonl import encode, replace_file
 from rollweave.observability.screen import Header
 from rollweave.observability.waits import EPISODE, wait_for_graph
-
-SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -38,7 +32,13 @@ class PoolTimes:
 
 
 class LastMinute:
-    def __init__(self, seconds: float = SECONDS) -> None:
+    """Says where the last 60 seconds went, from counts that only grow.
+
+    Every pool has a capacity in seconds (an engine one a second, 64 environments 64) and says how much of it went into
+    what. Two looks at these counts, a minute apart, tell the shares of that minute.
+    """
+
+    def __init__(self, seconds: float = 60.0) -> None:
         self._seconds = seconds
         self._looks: deque[tuple[float, dict[str, PoolTimes]]] = deque()
 
@@ -71,8 +71,6 @@ def _between(first: PoolTimes, last: PoolTimes) -> dict[str, float]:
 WAITS_KEPT = 50
 """Longest first; thousands of episodes may wait at once."""
 
-LedgerCounts = Callable[[], dict[str, dict[str, int]]]
-
 
 class StatusBoard:
     def __init__(
@@ -80,7 +78,7 @@ class StatusBoard:
         folder: Path,
         header: Header,
         accountant: Accountant,
-        ledger: LedgerCounts,
+        ledger: Callable[[], dict[str, dict[str, int]]],
         now: Callable[[], float],
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -94,18 +92,25 @@ class StatusBoard:
         self._minute = LastMinute()
         self._began = self._at = now()
         self._environments: Counter[str] = Counter()
-        self._slot_seconds = 0.0
+        self._engine_seconds = self._slot_seconds = 0.0
 
     def update(self, waits: Sequence[Waiting], engines: int, spent: Mapping[str, float]) -> None:
         """`waits`: of the driver and of every host. `spent`: seconds of so many `engines` by what they did."""
         now = self._now()
-        self._watch_environments(waits, now)
-        self._minute.look(now, self._pools(engines, spent, now))
-        self._write(self._snapshot(waits, now))
-
-    def _watch_environments(self, waits: Iterable[Waiting], now: float) -> None:
-        """What episodes wait for now stands for the time since the last look."""
         passed, self._at = now - self._at, now
+        self._engine_seconds += passed * engines  # engines die and join, so their number now says nothing of the past
+        self._watch_environments(waits, passed)
+        pools = {
+            "engine": PoolTimes(self._engine_seconds, dict(spent)),
+            "trainer": PoolTimes(now - self._began, self._accountant.loop.totals(now)),
+            "environments": PoolTimes(self._slot_seconds, dict(self._environments)),
+        }
+        self._minute.look(now, pools)
+        with suppress(OSError):  # a full disk ends the run where something is lost by it; a status is not
+            replace_file(self._path, encode(self._snapshot(waits, now)) + "\n")
+
+    def _watch_environments(self, waits: Iterable[Waiting], passed: float) -> None:
+        """What episodes wait for now stands for the time since the last look."""
         slots = self._accountant.slots
         self._slot_seconds += passed * slots.slots
         doing = Counter(_doing(wait.what) for wait in waits if wait.who.startswith(EPISODE))
@@ -113,14 +118,6 @@ class StatusBoard:
             self._environments[what] += passed * count  # type: ignore[assignment]
         playing = slots.slots - slots.free
         self._environments["between calls"] += passed * max(0, playing - doing.total())  # type: ignore[assignment]
-
-    def _pools(self, engines: int, spent: Mapping[str, float], now: float) -> dict[str, PoolTimes]:
-        elapsed = now - self._began
-        return {
-            "engine": PoolTimes(elapsed * engines, dict(spent)),
-            "trainer": PoolTimes(elapsed, self._accountant.loop.totals(now)),
-            "environments": PoolTimes(self._slot_seconds, dict(self._environments)),
-        }
 
     def _snapshot(self, waits: Sequence[Waiting], now: float) -> dict[str, Any]:
         accounts = self._accountant
@@ -133,7 +130,7 @@ class StatusBoard:
             "written": self._wall(),
             "elapsed": now - self._began,
             "phase": {"name": doing[0], "seconds": now - doing[1]} if doing else None,
-            "graph": [node.as_json() for node in wait_for_graph(waits, accounts.work, accounts.slots, now)],
+            "graph": [asdict(node) for node in wait_for_graph(waits, accounts.work, accounts.slots, now)],
             "waits": [wait._asdict() for wait in sorted(waits, key=lambda wait: -wait.seconds)[:WAITS_KEPT]],
             "last_minute": {"seconds": self._minute.seconds, "pools": self._minute.shares()},
             "queue": {
@@ -148,14 +145,6 @@ class StatusBoard:
             "ledger": self._ledger(),
             "restarts": dict(accounts.restarts),
         }
-
-    def _write(self, snapshot: dict[str, Any]) -> None:
-        partial = self._path.with_name("status.json.partial")
-        try:
-            partial.write_text(encode(snapshot) + "\n", encoding="utf-8")
-            os.replace(partial, self._path)
-        except OSError:
-            pass  # a full disk ends the run where something is lost by it; a status is not
 
 
 def _doing(what: str) -> str:

@@ -38,7 +38,7 @@ REST = {"engine": "idle", "trainer": "idle", "environments": "free"}
 def status_screen(status: Status) -> RenderableType:
     parts: list[RenderableType] = [_facts(status)]
     if status.state in ("running", "dead") and status.now:
-        parts += [Text(), _waiting(status), Text(), Minute(_as_mapping(status.now.get("last_minute")))]
+        parts += [Text(), _waiting(status), Text(), Minute(status.now.get("last_minute") or {})]
     title = Text.assemble((status.name, "bold"), "  ", (_state(status), STYLES[status.state]))
     return framed(Group(*parts), title, status.folder)
 
@@ -71,7 +71,7 @@ def _facts(status: Status) -> Table:
 
 
 def _steps(status: Status) -> Text:
-    text = Text(f"{status.step}", style="bold").append(f" of {status.steps}" if status.steps else "", style="bold")
+    text = Text().append(f"{status.step} of {status.steps}" if status.steps else f"{status.step}", style="bold")
     if status.seconds_per_step:
         text.append(f"   {duration(status.seconds_per_step)} a step, {number(3600 / status.seconds_per_step)} an hour")
     if status.seconds_left is not None:
@@ -82,29 +82,26 @@ def _steps(status: Status) -> Text:
 def _reward(status: Status) -> Text:
     if not status.rewards:
         return Text("-", style="dim")
-    text = Text(f"{number(status.rewards[-1])}  ", style="bold")
-    return text.append(sparkline(status.rewards, 40), style="green")
+    return Text.assemble((f"{number(status.rewards[-1])}  ", "bold"), (sparkline(status.rewards, 40), "green"))
 
 
 def _queue(status: Status) -> Text:
     row, queue = status.row, status.now.get("queue") or {}
-    text = Text()
     if queue and status.state != "ended":
-        text.append(f"{queue['complete']}", style="bold").append(" groups complete, ")
-        text.append(f"{queue['running']}", style="bold").append(" being played, ")
-        if queue.get("scoring"):
-            text.append(f"{queue['scoring']}", style="bold").append(" episodes being scored, ")
-        text.append(f"{queue['free']}", style="bold").append(f" of {queue['slots']} slots free")
-        return text
+        scoring = f"[bold]{queue['scoring']}[/] episodes being scored, " if queue.get("scoring") else ""
+        return Text.from_markup(
+            f"[bold]{queue['complete']}[/] groups complete, [bold]{queue['running']}[/] being played, {scoring}"
+            f"[bold]{queue['free']}[/] of {queue['slots']} slots free"
+        )
     if "queue/length_seen" not in row:
         return Text("-", style="dim")
-    text.append(number(row["queue/length_seen"]), style="bold").append(" groups seen by the trainer, which waited ")
-    return text.append(duration(row.get("queue/trainer_blocked_seconds")), style="bold")
+    seen, waited = number(row["queue/length_seen"]), duration(row.get("queue/trainer_blocked_seconds"))
+    return Text.from_markup(f"[bold]{seen}[/] groups seen by the trainer, which waited [bold]{waited}[/]")
 
 
 def _ledger(status: Status, ledger: str) -> Text:
-    live = _as_mapping(status.now.get("ledger")).get(f"{ledger}s") if status.state == "running" else None
-    return ledger_fact(_as_mapping(live or ledger_counts(status.row, ledger)))
+    live = (status.now.get("ledger") or {}).get(f"{ledger}s") if status.state == "running" else None
+    return ledger_fact(live or ledger_counts(status.row, ledger))
 
 
 def _waiting(status: Status) -> RenderableType:
@@ -115,7 +112,7 @@ def _waiting(status: Status) -> RenderableType:
         tree.add(Text.assemble("the loop is in ", (name, "bold"), ("  " + duration(phase["seconds"]), "yellow")))
     for node in status.now.get("graph") or []:
         _grow(tree, node)
-    for worker, times in _as_mapping(status.now.get("restarts")).items():
+    for worker, times in (status.now.get("restarts") or {}).items():
         tree.add(Text(f"{worker} was started again {times} times", style="red"))
     if not tree.children:
         tree.add(Text("nothing waits", style="dim"))
@@ -123,7 +120,7 @@ def _waiting(status: Status) -> RenderableType:
 
 
 def _grow(tree: Tree, node: Mapping[str, Any]) -> None:
-    since = "" if node["seconds"] is None else f"  {duration(node['seconds'])}"
+    since = f"  {duration(node['seconds'])}"
     branch = tree.add(Text.assemble((node["who"], "bold"), " waits for ", node["what"], (since, "yellow")))
     for child in node["because"]:
         _grow(branch, child)
@@ -140,7 +137,7 @@ class Minute:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(f"where the last {number(self.minute.get('seconds') or 0.0, 2)} s went", style="dim")
         width = max(10, options.max_width - LABEL)
-        for pool, shares in _as_mapping(self.minute.get("pools")).items():
+        for pool, shares in (self.minute.get("pools") or {}).items():
             yield Text(f"{pool:<{LABEL}}", style="dim").append_text(_bar(shares, width))
             yield Padding(_legend(pool, shares), (0, 0, 0, LABEL))
 
@@ -168,7 +165,3 @@ def _legend(pool: str, shares: Mapping[str, float]) -> Text:
 
 def _ranked(shares: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(shares.items(), key=lambda item: -item[1])
-
-
-def _as_mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rollweave.errors import RunFolderError
-from rollweave.observability.jsonl import encode
+from rollweave.observability.jsonl import encode, replace_file, writing
 
 ExitReason = Literal["completed", "target", "interrupted", "failed"]
 
@@ -84,16 +82,9 @@ def summarise(
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
-    """Replace summary.json by renaming, so that a reader never sees half of it."""
     path = folder / "summary.json"
-    partial = folder / "summary.json.partial"
-    try:
-        partial.write_text(encode(asdict(summary)) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot write {path}: {error.strerror}. Free some space or fix its permissions"
-        ) from error
+    with writing(path):
+        replace_file(path, encode(asdict(summary)) + "\n")
 
 
 def is_train_step(row: Mapping[str, Any]) -> bool:

@@ -108,7 +108,7 @@ def step_line(screen: Screen, ramp: str = BLOCKS) -> str:
         f"idle {idle}",
         f"{duration(row.get('time/step')):>6}",
     ]
-    return "  ".join(column for column in columns if column)
+    return "  ".join(columns)
 
 
 def _fixed(value: float | None) -> str:

@@ -36,6 +36,10 @@ class Lanes:
         self._next += 1
         return self._next
 
+    @property
+    def taken(self) -> int:
+        return self._next - len(self._free)
+
     def give_back(self, lane: int) -> None:
         heapq.heappush(self._free, lane)
 
@@ -49,27 +53,46 @@ class Timeline:
         """For each open phase or episode, the time at which it began, and its lane."""
         self._lanes = Lanes()
         self._reward_lanes = Lanes()
-        self._buffered = self._playing = 0
-        self._listeners = {
-            "phase.begin": self._phase_begin,
-            "phase.end": self._phase_end,
-            "episode.begin": self._episode_begin,
-            "episode.end": self._episode_end,
-            "reward.begin": self._reward_begin,
-            "reward.end": self._reward_end,
-            "attempt.end": self._reward_end,
-            "weights.publish": self._weights,
-            "weights.stage": self._weights,
-            "weights.commit": self._weights,
-            "turn.end": self._turn,
-            "group.complete": self._group,
-            "batch.ready": self._batch,
-        }
+        self._buffered = 0
 
     def __call__(self, event: Event) -> None:
-        listener = self._listeners.get(event.name)
-        if listener is not None:
-            listener(event.time, event.data, event.name)
+        name, time = event.name, event.time
+        data: dict[str, Any] = event.data
+        match name:
+            case "phase.begin":
+                self._open[f"phase {data['phase']}"] = (time, 1)
+            case "phase.end":
+                began, lane = self._open.pop(f"phase {data['phase']}", (time, 1))
+                self._slice(LOOP, lane, data["phase"], began, time, {"step": data["step"]})
+            case "episode.begin":
+                self._open[data["id"]] = (time, self._lanes.take())
+                self._count("episodes", time, self._lanes.taken)
+            case "episode.end" if data["id"] in self._open:
+                began, lane = self._open.pop(data["id"])
+                self._lanes.give_back(lane)
+                self._slice(EPISODES, lane, f"group {data['group']}", began, time, {"episode": data["id"]})
+                self._count("episodes", time, self._lanes.taken)
+            case "reward.begin":
+                self._open[f"reward {data['id']}"] = (time, self._reward_lanes.take())
+            case "reward.end" | "attempt.end" if f"reward {data['id']}" in self._open:
+                began, lane = self._open.pop(f"reward {data['id']}")
+                self._reward_lanes.give_back(lane)
+                # A reward that has not come when its attempt ends was given up.
+                outcome = data["end"] if name == "attempt.end" else "failed" if data["cause"] else "scored"
+                self._slice(REWARDS, lane, str(data["id"]), began, time, {"outcome": outcome})
+            case "weights.publish" | "weights.stage" | "weights.commit":
+                what = name.removeprefix("weights.")
+                lane = 1 + ("publish", "stage", "commit").index(what)
+                self._slice(WEIGHTS, lane, f"{what} version {data['version']}", time - data["seconds"], time, {})
+            case "turn.end":
+                arguments = {"turn": data["id"], "tokens": data["tokens"], "engine": data["engine"]}
+                self._slice(ENGINES, data["engine"] + 1, data["tag"], time - data["seconds"], time, arguments)
+            case "group.complete":
+                self._buffered += 1
+                self._count("groups complete", time, self._buffered)
+            case "batch.ready":
+                self._buffered -= len(data["groups"])
+                self._count("groups complete", time, self._buffered)
 
     def write(self, path: Path) -> None:
         names = [
@@ -77,56 +100,6 @@ class Timeline:
             for process, name in NAMES.items()
         ]
         path.write_text(json.dumps({"traceEvents": [*names, *self.slices]}), encoding="utf-8")
-
-    # ------------------------------------------------------------------------------------------------ listeners
-
-    def _phase_begin(self, time: float, data: dict[str, Any], name: str) -> None:
-        self._open[f"phase {data['phase']}"] = (time, 1)
-
-    def _phase_end(self, time: float, data: dict[str, Any], name: str) -> None:
-        began, lane = self._open.pop(f"phase {data['phase']}", (time, 1))
-        self._slice(LOOP, lane, data["phase"], began, time, {"step": data["step"]})
-
-    def _episode_begin(self, time: float, data: dict[str, Any], name: str) -> None:
-        self._open[data["id"]] = (time, self._lanes.take())
-        self._playing += 1
-        self._count("episodes", time, self._playing)
-
-    def _episode_end(self, time: float, data: dict[str, Any], name: str) -> None:
-        if data["id"] in self._open:
-            began, lane = self._open.pop(data["id"])
-            self._lanes.give_back(lane)
-            self._slice(EPISODES, lane, f"group {data['group']}", began, time, {"episode": data["id"]})
-            self._playing -= 1
-            self._count("episodes", time, self._playing)
-
-    def _reward_begin(self, time: float, data: dict[str, Any], name: str) -> None:
-        self._open[f"reward {data['id']}"] = (time, self._reward_lanes.take())
-
-    def _reward_end(self, time: float, data: dict[str, Any], name: str) -> None:
-        """It came, or its attempt was given up before."""
-        if (found := self._open.pop(f"reward {data['id']}", None)) is not None:
-            began, lane = found
-            self._reward_lanes.give_back(lane)
-            outcome = data["end"] if name == "attempt.end" else "failed" if data["cause"] else "scored"
-            self._slice(REWARDS, lane, str(data["id"]), began, time, {"outcome": outcome})
-
-    def _weights(self, time: float, data: dict[str, Any], name: str) -> None:
-        what = name.removeprefix("weights.")
-        lane = 1 + ("publish", "stage", "commit").index(what)
-        self._slice(WEIGHTS, lane, f"{what} version {data['version']}", time - data["seconds"], time, {})
-
-    def _turn(self, time: float, data: dict[str, Any], name: str) -> None:
-        arguments = {"turn": data["id"], "tokens": data["tokens"], "engine": data["engine"]}
-        self._slice(ENGINES, data["engine"] + 1, data["tag"], time - data["seconds"], time, arguments)
-
-    def _group(self, time: float, data: dict[str, Any], name: str) -> None:
-        self._buffered += 1
-        self._count("groups complete", time, self._buffered)
-
-    def _batch(self, time: float, data: dict[str, Any], name: str) -> None:
-        self._buffered -= len(data["groups"])
-        self._count("groups complete", time, self._buffered)
 
     def _slice(self, process: int, lane: int, name: str, began: float, end: float, more: dict[str, Any]) -> None:
         self.slices.append(

@@ -17,20 +17,17 @@ from rollweave.trajectory import Span, Trajectory, Turn
 Decode = Callable[[list[int]], str]
 
 
-class TranscriptWriter:
+class TranscriptWriter(Appender):
     """Appends trajectories to a run folder."""
 
     def __init__(self, folder: Path, decode: Decode) -> None:
-        self._lines = Appender(folder / "trajectories.jsonl")
+        super().__init__(folder / "trajectories.jsonl")
         self._decode = decode
 
     def write(self, step: int, trajectories: Iterable[Trajectory]) -> None:
         """Write the trajectories chosen for train step `step`."""
         for trajectory in trajectories:
-            self._lines.append(transcript(step, trajectory, self._decode))
-
-    def close(self) -> None:
-        self._lines.close()
+            self.append(transcript(step, trajectory, self._decode))
 
 
 def transcript(step: int, trajectory: Trajectory, decode: Decode) -> dict[str, Any]:

@@ -3,83 +3,47 @@
 trainer waits for batch 7: 3 of 16 groups, 41 s
   group 7 waits for 1 of 8 members, 52 s
     episode 7.3.0 waits for environment step 12, 38 s
-
-OpenWork: which groups are being played, which of their episodes, and which of their rewards are being computed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rollweave.clock import Waiting
 from rollweave.observability.meters import SlotMeter
 
 
-@dataclass(slots=True)
-class WatchedGroup:
+class WatchedGroup(NamedTuple):
     id: int
     version: int
     """The engine version it was admitted under."""
-    admitted: float
-    playing: dict[str, float] = field(default_factory=dict)
-    """Episodes with a host, by when they began."""
-    scoring: dict[str, OpenReward] = field(default_factory=dict)
-    """Episodes that have ended and wait for their reward."""
+    since: float
+
+
+class OpenEpisode(NamedTuple):
+    group: int
+    since: float
 
 
 class OpenReward(NamedTuple):
+    group: int
     since: float
     names: tuple[str, ...]
 
 
+@dataclass(slots=True)
 class OpenWork:
-    def __init__(self) -> None:
-        self.groups: dict[int, WatchedGroup] = {}
-        """Admitted and neither complete nor ended, oldest first."""
-        self.playing: dict[str, int] = {}
-        """Episode -> its group; evaluations too, under a group of their own."""
-        self.scoring: dict[str, OpenReward] = {}
-        """The same of episodes whose reward is being computed."""
+    """Which groups are being played, which episodes, and which rewards are being computed."""
 
-    def admit(self, group: int, version: int, time: float) -> None:
-        self.groups[group] = WatchedGroup(group, version, time)
-
-    def begin(self, episode: str, group: int, time: float) -> None:
-        self.playing[episode] = group
-        if group in self.groups:
-            self.groups[group].playing[episode] = time
-
-    def end(self, episode: str) -> None:
-        group = self.playing.pop(episode, None)
-        if group is not None and group in self.groups:
-            self.groups[group].playing.pop(episode, None)
-
-    def begin_scoring(self, episode: str, group: int, names: Iterable[str], time: float) -> None:
-        self.scoring[episode] = reward = OpenReward(time, tuple(names))
-        if group in self.groups:
-            self.groups[group].scoring[episode] = reward
-
-    def end_scoring(self, episode: str) -> OpenReward | None:
-        """The reward has come, or is not wanted any more."""
-        group = episode.partition(".")[0]
-        if group.isdigit() and int(group) in self.groups:
-            self.groups[int(group)].scoring.pop(episode, None)
-        return self.scoring.pop(episode, None)
-
-    def end_all(self) -> list[str]:
-        """The processes that played and scored are gone; returns what was being played."""
-        for episode in list(self.scoring):
-            self.end_scoring(episode)
-        episodes = list(self.playing)
-        for episode in episodes:
-            self.end(episode)
-        return episodes
-
-    def close(self, group: int) -> None:
-        self.groups.pop(group, None)
+    groups: dict[int, WatchedGroup] = field(default_factory=dict)
+    """Admitted and neither complete nor ended, oldest first."""
+    playing: dict[str, OpenEpisode] = field(default_factory=dict)
+    """Episodes with a host, by id; evaluations too, under a group of their own."""
+    scoring: dict[str, OpenReward] = field(default_factory=dict)
+    """Episodes that have ended and wait for their reward."""
 
 
 SHOWN = 3
@@ -96,13 +60,10 @@ SCORING = "scoring of "
 class WaitNode:
     who: str
     what: str
-    seconds: float | None
+    seconds: float
     because: list[WaitNode] = field(default_factory=list)
     more: int = 0
     """Further ones like those in `because`."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def wait_for_graph(waits: Iterable[Waiting], work: OpenWork, slots: SlotMeter, now: float) -> list[WaitNode]:
@@ -123,12 +84,12 @@ def _root(wait: Waiting, work: OpenWork, inside: Mapping[str, Waiting], now: flo
     node = WaitNode(wait.who, wait.what, wait.seconds)
     if wait.who == "trainer":
         groups = _blocking(wait.what, work)
-        node.because = [_group(group, inside, now) for group in groups[:SHOWN]]
+        node.because = [_group(group, work, inside, now) for group in groups[:SHOWN]]
         node.more = max(0, len(groups) - SHOWN)
     elif "evaluation" in wait.what:
-        episodes = [episode for episode, group in work.playing.items() if group not in work.groups]
-        rewards = {episode: reward for episode, reward in work.scoring.items() if episode.startswith("eval")}
-        _explain(node, [_episode(episode, inside, None) for episode in episodes] + _rewards(rewards, inside, now))
+        playing = {id: one for id, one in work.playing.items() if one.group not in work.groups}
+        scoring = {id: one for id, one in work.scoring.items() if id.startswith("eval")}
+        _explain(node, playing, scoring, inside, now)
     return node
 
 
@@ -140,12 +101,12 @@ def _blocking(what: str, work: OpenWork) -> list[WatchedGroup]:
     return sorted(work.groups.values(), key=lambda group: (group.version, group.id))
 
 
-def _group(group: WatchedGroup, inside: Mapping[str, Waiting], now: float) -> WaitNode:
-    counted = [_count(len(group.playing), "episode"), _count(len(group.scoring), "reward")]
-    what = " and ".join(filter(None, counted)) or "a free environment"
-    node = WaitNode(f"group {group.id}", what, now - group.admitted)
-    episodes = [_episode(episode, inside, now - began) for episode, began in group.playing.items()]
-    _explain(node, episodes + _rewards(group.scoring, inside, now))
+def _group(group: WatchedGroup, work: OpenWork, inside: Mapping[str, Waiting], now: float) -> WaitNode:
+    playing = {id: one for id, one in work.playing.items() if one.group == group.id}
+    scoring = {id: one for id, one in work.scoring.items() if one.group == group.id}
+    counted = [_count(len(playing), "episode"), _count(len(scoring), "reward")]
+    node = WaitNode(f"group {group.id}", " and ".join(filter(None, counted)) or "a free environment", now - group.since)
+    _explain(node, playing, scoring, inside, now)
     return node
 
 
@@ -153,21 +114,20 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}" if number else ""
 
 
-def _rewards(scoring: Mapping[str, OpenReward], inside: Mapping[str, Waiting], now: float) -> list[WaitNode]:
-    """By the host's own word, else since it was asked."""
-    asked = {
-        episode: Waiting("", f"reward {', '.join(reward.names)}".rstrip(), now - reward.since)
-        for episode, reward in scoring.items()
-    }
-    waits = {episode: inside.get(episode, wait) for episode, wait in asked.items()}
-    return [WaitNode(_member(episode), wait.what, wait.seconds) for episode, wait in waits.items()]
-
-
-def _episode(episode: str, inside: Mapping[str, Waiting], playing: float | None) -> WaitNode:
-    """What it waits for where that is known, else for how long it has been playing."""
-    if wait := inside.get(episode):
-        return WaitNode(_member(episode), wait.what, wait.seconds)
-    return WaitNode(_member(episode), "its end", playing)
+def _explain(
+    node: WaitNode,
+    playing: Mapping[str, OpenEpisode],
+    scoring: Mapping[str, OpenReward],
+    inside: Mapping[str, Waiting],
+    now: float,
+) -> None:
+    """Add the episodes and rewards that the node waits for: what their hosts say, else what the driver knows."""
+    known = [Waiting(id, "its end", now - one.since) for id, one in playing.items()]
+    known += [Waiting(id, f"reward {', '.join(one.names)}".rstrip(), now - one.since) for id, one in scoring.items()]
+    waits = [(wait.who, inside.get(wait.who, wait)) for wait in known]
+    children = [WaitNode(_member(id), wait.what, wait.seconds) for id, wait in waits]
+    children.sort(key=lambda child: -child.seconds)
+    node.because, node.more = children[:SHOWN], max(0, len(children) - SHOWN)
 
 
 def _member(episode: str) -> str:
@@ -177,8 +137,3 @@ def _member(episode: str) -> str:
         return f"{EPISODE}{episode}"
     member, attempt = named.groups()
     return f"member {member}" if attempt == "0" else f"member {member} (attempt {int(attempt) + 1})"
-
-
-def _explain(node: WaitNode, children: list[WaitNode]) -> None:
-    children.sort(key=lambda child: -(child.seconds or 0.0))
-    node.because, node.more = children[:SHOWN], max(0, len(children) - SHOWN)

@@ -1,4 +1,4 @@
-"""Loop: what a pipeline drives, and the few things all pipelines do between two steps."""
+"""Loop: the parts that a pipeline drives, and what all pipelines do between two steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollweave.trajectory import Batch
 
 @dataclass(slots=True)
 class Loop:
-    """Four parts, three helpers, one state."""
+    """The scheduler, the trainer and what runs around them. `assemble` makes it, a pipeline drives it."""
 
     scheduler: RolloutScheduler
     trainer: Trainer
@@ -35,8 +35,8 @@ class Loop:
         return self.journal.phase(name, step)
 
     async def get_batch(self, step: int) -> Batch:
-        """The next batch. What is left of it when most is there makes room for other jobs that wait, unless the engines
-        are to evaluate afterwards."""
+        """The next batch, for loops that ask for permits. Its last episodes move together, so that another job can use
+        the other nodes, unless the engines are to evaluate afterwards."""
         if self.evaluation.due(step):
             return await self.scheduler.get_batch(step)
         async with self.permits.making_room():

@@ -1,4 +1,4 @@
-"""Permits: leave to use a pool for one phase, for jobs that share pools with others.
+"""Permits: the right to use a pool for one phase, for jobs that share pools with others.
 
 A pipeline asks before each phase. Under the daemon (`rollweave submit`) the daemon says when: asking for the next
 permit hands the last one back, so that a job never computes without one. While a job waits, all that it needs stays

@@ -1,9 +1,9 @@
-"""`rollart`: rollout never waits for training, and training only for data.
+"""`rollart`: rollout and training run at the same time. Training waits for data, rollout only for the staleness bound.
 
-While step n trains, environments go on with version n, at most `alpha` versions ahead of the trainer; the
-scheduler's admission rule sees to that. New weights travel beside both: the trainer goes on with the next batch as
-soon as it has handed them over, and engines take them between two of their steps. At an update, what is in flight
-keeps its tokens and goes on under the new weights.
+While step n trains, episodes go on, at most `alpha` versions ahead of the trainer; the scheduler's admission rule
+(`rollout/staleness.py`) keeps that bound. New weights travel beside both: the trainer goes on with the next batch as
+soon as it has pushed them to the store, and engines take them between two of their steps. At an update, episodes under
+way keep their tokens and go on under the new weights.
 
     generate |=== v0 ===|=== v0 ==|=== v1 ====|=== v2 ===
     weights                        \\ v1       \\ v2
@@ -25,7 +25,7 @@ async def rollart(loop: Loop, first: int, last: int) -> None:
         updates = tasks.create_task(_update_engines(loop, first, last), name="updates")
         for step in range(first, last):
             with loop.phase("sync_exposed", step):
-                await loop.weights.reached(step - loop.scheduler.bound.whole)  # older data would not be consumed
+                await loop.weights.reached(step - loop.scheduler.bound.whole)  # older data is too stale
             with loop.phase("get_batch", step):
                 batch = await loop.scheduler.get_batch(step)  # and refill rollout, up to alpha steps ahead
             with loop.phase("train", step):
@@ -41,8 +41,8 @@ async def rollart(loop: Loop, first: int, last: int) -> None:
 
 
 async def _update_engines(loop: Loop, first: int, last: int) -> None:
-    """Each version but the last, from which nothing is trained, as soon as the trainer has it, beside training; an
-    evaluation under way ends first."""
+    """Give the engines each version as soon as the trainer has published it, beside training. An evaluation under way
+    ends first. `finish_run` brings the last version, from which nothing is trained."""
     for version in range(first, last):
         await loop.weights.published(version)
         await loop.weights.stage(version)

@@ -12,7 +12,7 @@ class RunState:
     saved: int | None = None
     """The version of the newest checkpoint of this history."""
     stopping: bool = False
-    """The user has seen enough: no further step."""
+    """The user asked for the end: no further step."""
     done: bool = False
     """The last step is trained, earlier than planned: nothing is begun any more."""
     trainer_busy: bool = False

@@ -1,4 +1,4 @@
-"""`sync` and `sync+`: generation and training take turns.
+"""`sync` and `sync+`: generation and training alternate.
 
     generate |=================|         |=================|
     train                      |========|                   |========|
@@ -6,8 +6,8 @@
 In `sync`, what most frameworks do today, the hosts also keep a barrier: all environments take each turn together.
 In `sync+` every episode runs at its own pace. The loop is the same.
 
-Because the phases take turns, a job that runs this loop leaves each pool idle while it works on the other: other jobs
-may have it meanwhile (`loop.permits`, see docs/daemon.md).
+Because the phases alternate, a job that runs this loop leaves each pool idle while it uses the other one. Other jobs
+may use it meanwhile (`loop.permits`, see docs/daemon.md).
 """
 
 from __future__ import annotations

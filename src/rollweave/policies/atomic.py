@@ -23,21 +23,16 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.chmod(0o755)  # mkdtemp makes folders that only their owner can read
-        _flush(partial)
+        for path in [*partial.rglob("*"), partial]:
+            _flush(path)
         partial.rename(target)
-        _flush_one(target.parent)
+        _flush(target.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
-def _flush(folder: Path) -> None:
-    for path in sorted(folder.rglob("*")):
-        _flush_one(path)
-    _flush_one(folder)
-
-
-def _flush_one(path: Path) -> None:
+def _flush(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

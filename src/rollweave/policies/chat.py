@@ -34,8 +34,8 @@ class ChatFormat:
         self.tokenizer = tokenizer
         # Observations repeat, because a board has few states. With a cache most replies are a dictionary look-up.
         remember = lru_cache(maxsize=4096)
-        self._tokens_of_opening = remember(lambda text: self._shared(self._render(_messages(text))))
-        self._tokens_after = remember(lambda text: self._shared(self._after_answer(_messages(text))))
+        self._tokens_of_opening = remember(lambda text: self._shared(self._render([_user(text)])))
+        self._tokens_after = remember(lambda text: self._shared(self._after_answer([_user(text)])))
         self._multi_turn_checked = False  # checked by the first `reply`: a single-turn job may use any template
 
     @classmethod
@@ -58,7 +58,7 @@ class ChatFormat:
         result begins with the end of turn.
         """
         if not self._multi_turn_checked:
-            self.check_multi_turn()
+            self._check_multi_turn()
         if isinstance(observation, str):
             tokens = self._tokens_after(observation)
         else:
@@ -75,8 +75,8 @@ class ChatFormat:
         tokens = self._encode(self._after_answer([_QUESTION]))
         return (tokens[self._end_position(tokens)],)
 
-    def check_multi_turn(self) -> None:
-        """Refuse a template that changes earlier parts of a growing conversation. The first `reply` does this too."""
+    def _check_multi_turn(self) -> None:
+        """Refuse a template that changes earlier parts of a growing conversation."""
         opened = self._render([_QUESTION])
         after = self._after_answer([_QUESTION])
         once = [_QUESTION, _assistant(_ANSWER), _QUESTION]
@@ -102,8 +102,7 @@ class ChatFormat:
 
     def _end_position(self, tokens: Sequence[int]) -> int:
         """The position of the end of turn, which is the first special token after the answer."""
-        special = self._special_ids
-        end = next((i for i, token in enumerate(tokens[:4]) if token in special), None)
+        end = next((i for i, token in enumerate(tokens[:4]) if token in self._special_ids), None)
         if end is None:
             raise ModelError(
                 f"the chat template of {self.tokenizer.name_or_path or 'this model'} does not end an answer with a "
@@ -147,8 +146,8 @@ class ChatFormat:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _messages(observation: Observation) -> list[Message]:
-    return [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
 
 
 def _assistant(content: str) -> Message:

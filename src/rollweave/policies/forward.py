@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from rollweave.errors import ModelError
@@ -85,11 +86,7 @@ def fill_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 def pad_rows(rows: Sequence[ArrayLike]) -> Tensor:
     """Make one tensor of the token rows, padded with zeros on the right, where no real token attends to them."""
-    arrays = [np.asarray(row, np.int64) for row in rows]
-    padded = np.zeros((len(arrays), max(map(len, arrays))), np.int64)
-    for place, array in enumerate(arrays):
-        padded[place, : len(array)] = array
-    return torch.from_numpy(padded)
+    return pad_sequence([torch.from_numpy(np.asarray(row, np.int64)) for row in rows], batch_first=True)
 
 
 def token_logprobs(

@@ -74,34 +74,23 @@ def _publish(workplace: Path, folder: Path) -> None:
 def _explained(model: HubModel) -> Iterator[None]:
     """Turn errors between this machine and the hub into a sentence with a fix."""
     from httpx2 import HTTPError
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors
 
     try:
         yield
-    except GatedRepoError as error:
-        raise _refused(
-            model,
-            f"is gated: accept its conditions at {_endpoint()}/{model.name}, then set HF_TOKEN to a token of that "
-            "account",
-        ) from error
-    except RevisionNotFoundError as error:
+    except errors.GatedRepoError as error:
+        page = f"{_endpoint()}/{model.name}"
+        why = f"is gated: accept its conditions at {page}, then set HF_TOKEN to a token of that account"
+        raise _refused(model, why) from error
+    except errors.RevisionNotFoundError as error:
         raise _refused(model, f"has no revision {model.revision!r}: change or remove model.revision") from error
-    except RepositoryNotFoundError as error:
-        raise _refused(
-            model, "was not found, or is private: check its name; for a private model set HF_TOKEN"
-        ) from error
-    except (HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
-        raise _refused(
-            model,
-            f"could not be fetched ({_first_line(error)}): check the network and HF_HUB_OFFLINE, or set HF_ENDPOINT to "
-            "a hub or mirror that this machine reaches",
-        ) from error
+    except errors.RepositoryNotFoundError as error:
+        why = "was not found, or is private: check its name; for a private model set HF_TOKEN"
+        raise _refused(model, why) from error
+    except (HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        fix = "check the network and HF_HUB_OFFLINE, or set HF_ENDPOINT to a hub or mirror that this machine reaches"
+        raise _refused(model, f"could not be fetched ({first_line}): {fix}") from error
     except OSError as error:
         raise ModelError(
             f"model {model.name}: cannot write {_cached(model)} ({error.strerror or error}); free space there or set "
@@ -115,7 +104,3 @@ def _refused(model: HubModel, why: str) -> ModelError:
         f"model {model.name} {why}. Tried: the cache ({_cached(model)}), then the hub at {_endpoint()}. Without the "
         f"hub, copy the model's folder to this machine and name it: model: {folder}"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

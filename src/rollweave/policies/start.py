@@ -32,10 +32,8 @@ from rollweave.tasks import Task, TaskSource
 PASS_TOKENS = 1024
 """Padded tokens per forward and backward pass."""
 
-
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
-
 
 ScriptedTurns = list[tuple[Observation, str]]
 """The observation and the action of each turn."""
@@ -61,7 +59,7 @@ def start_policy(
         shutil.rmtree(workplace, ignore_errors=True)
         policy = prepare(job.model, job.seed, workplace)
         if isinstance(job.model, TinyModel) and job.model.warm_start.steps > 0:
-            _teach_format(job, job.model, policy, environments, tasks, progress)
+            _teach_format(job, job.model.warm_start, policy, environments, tasks, progress)
         if policy == workplace:  # renamed only now, so that a killed process leaves no half-trained policy
             policy = workplace.rename(folder)
     except OSError as error:
@@ -73,9 +71,8 @@ def start_policy(
 
 
 def _teach_format(
-    job: Job, model: TinyModel, policy: Path, environments: MakeEnvironment, tasks: TaskSource, progress: OnProgress
+    job: Job, config: WarmStart, policy: Path, environments: MakeEnvironment, tasks: TaskSource, progress: OnProgress
 ) -> None:
-    config = model.warm_start
     chat = ChatFormat.of(policy)
     # The scripted episodes use training tasks only, so the policy sees nothing of the held-out split.
     chosen = [tasks.task(index) for index in range(config.episodes)]
@@ -89,16 +86,11 @@ def _teach_format(
 
 def play_scripted(factory: MakeEnvironment, tasks: Iterable[Task], max_turns: int, seed: int) -> list[ScriptedTurns]:
     """Play one episode per task. Raises ConfigError if the environment has no `scripted_action`."""
-    return asyncio.run(play_scripted_async(factory, tasks, max_turns, seed))
 
+    async def play_all() -> list[ScriptedTurns]:
+        return [await _play(factory, task, max_turns, derive(seed, "scripted", n)) for n, task in enumerate(tasks)]
 
-async def play_scripted_async(
-    factory: MakeEnvironment, tasks: Iterable[Task], max_turns: int, seed: int
-) -> list[ScriptedTurns]:
-    """The same for callers inside an event loop."""
-    return [
-        await _play(factory, task, max_turns, derive(seed, "scripted", number)) for number, task in enumerate(tasks)
-    ]
+    return asyncio.run(play_all())
 
 
 async def _play(factory: MakeEnvironment, task: Task, max_turns: int, seed: int) -> ScriptedTurns:

@@ -14,7 +14,7 @@ from typing import Any
 from rollweave.config.job import TinyModel
 from rollweave.errors import ModelError
 from rollweave.policies.atomic import atomic_folder
-from rollweave.policies.forward import no_progress_bars
+from rollweave.policies.forward import no_progress_bars, save_model
 from rollweave.seeds import derive
 
 END = "<|end|>"
@@ -35,8 +35,6 @@ def build(config: TinyModel, seed: int, folder: Path) -> Path:
         raise ModelError(f"model.heads ({config.heads}) must be a multiple of model.kv_heads ({config.kv_heads})")
     if config.head_dim % 2:
         raise ModelError(f"model.head_dim ({config.head_dim}) must be even: rotary positions turn pairs of channels")
-    from rollweave.policies.forward import save_model
-
     no_progress_bars()
     tokenizer = byte_tokenizer()
     model = _random_model(config, tokenizer, derive(seed, "tiny-model"))

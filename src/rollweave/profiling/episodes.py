@@ -12,7 +12,7 @@ from rollweave.config.workload import Distribution, Empirical, TaskModel, consta
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.rewards.scorer import Scorer
 from rollweave.seeds import derive
-from rollweave.tasks import Task
+from rollweave.tasks import Task, TaskSource
 from rollweave.trajectory import Trajectory
 
 MOST_VALUES = 64
@@ -62,9 +62,7 @@ def empirical(values: Iterable[float]) -> Distribution:
     return Empirical(type="empirical", values=tuple(ordered))
 
 
-def environment_waits(
-    make: MakeEnvironment, tasks: Sequence[Task], own_process: bool
-) -> dict[str, tuple[float, float]]:
+def environment_waits(make: MakeEnvironment, tasks: TaskSource, own_process: bool) -> dict[str, tuple[float, float]]:
     """Mean seconds per reset and per step, by environment.
 
     For an environment in the host's process only the time that it waits counts: its computing occupies the host, which
@@ -72,7 +70,7 @@ def environment_waits(
     """
     clock = time.perf_counter if own_process else _waited
     by_environment: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    for task in tasks[:EPISODES]:
+    for task in (tasks.task(number) for number in range(EPISODES)):
         by_environment[task.environment].append(asyncio.run(_time_episode(make, task, clock)))
     return {
         name: (_mean([reset for reset, _ in times]), _mean([step for _, step in times]))
@@ -104,13 +102,13 @@ async def _time_episode(make: MakeEnvironment, task: Task, clock: Callable[[], f
 
 def reward_seconds(scorer: Scorer, trajectories: Sequence[Trajectory]) -> float:
     """Mean seconds to score a trajectory."""
-    began = time.perf_counter()
     chosen = trajectories[:32]
 
     async def score() -> None:
         for trajectory in chosen:
             await scorer.score(trajectory)
 
+    began = time.perf_counter()
     asyncio.run(score())
     return (time.perf_counter() - began) / len(chosen)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rollweave.config.control import RollArtPipeline, SyncPlusPipeline
 from rollweave.config.document import dump
 from rollweave.config.environments import EnvironmentConfig, MixtureConfig
-from rollweave.config.hardware import DEVICES, Device, HostTimes, Measured, Observed, WeightTimes
+from rollweave.config.hardware import DEVICES, Device, HostTimes, Measured, Observed
 from rollweave.config.job import InlineRuntime, Job
 from rollweave.config.load import load_file
 from rollweave.config.models import ModelSpec
@@ -63,16 +63,12 @@ def measure(job: Job, say: Say, steps: int = STEPS) -> Measurements:
     with tempfile.TemporaryDirectory(prefix="rollweave-profile-") as folder:
         blueprint = _blueprint(job, Path(folder), say)
         say(f"playing {steps} steps, generation and training alternating")
-        alternating = play(_alternating(job), blueprint, steps)
+        alternating = play(blueprint, SyncPlusPipeline(type="sync+"), steps)
         overlapped = None
-        if _overlaps(job):
+        if not isinstance(job.runtime, InlineRuntime) and job.runtime.placement == "disaggregated":
             say(f"playing {steps} steps, generation beside training")
-            overlapped = play(_overlapping(job), blueprint, steps)
-        return Measurements(
-            _time_parts(job, blueprint, alternating, say),
-            alternating.observed(),
-            overlapped.observed() if overlapped else None,
-        )
+            overlapped = play(blueprint, RollArtPipeline(type="rollart", alpha=1.0), steps).observed
+        return Measurements(_time_parts(job, blueprint, alternating, say), alternating.observed, overlapped)
 
 
 def _time_parts(job: Job, blueprint: Blueprint, sample: Sample, say: Say) -> Scenario:
@@ -93,22 +89,18 @@ def _time_parts(job: Job, blueprint: Blueprint, sample: Sample, say: Say) -> Sce
     trainer = measure_trainer(core, sample.trajectories, job.rollout.groups_per_step)
     say("timing environments and rewards")
     tasks = source(job.environment, job.seed, Path())
-    waits = environment_waits(
-        blueprint.environments, [tasks.task(n) for n in range(32)], job.rollout.isolation == "process"
-    )
+    waits = environment_waits(blueprint.environments, tasks, job.rollout.isolation == "process")
     scoring = reward_seconds(Scorer(job.rewards, Path()), sample.trajectories)
-    host = HostTimes(message=sample.round_trip)
     measured = Measured(
         model=job.name,
         threads=engine_threads,
         engine=engine,
         trainer=trainer,
-        weights=weight_times(sample),
-        host=host,
+        weights=sample.weights,
+        host=HostTimes(message=sample.round_trip),
     )
-    return scenario_of(
-        job, device(job.name, measured), model_spec(job.name, core), task_models(sample.trajectories, waits, scoring)
-    )
+    models = task_models(sample.trajectories, waits, scoring)
+    return scenario_of(job, device(job.name, measured), model_spec(job.name, core), models)
 
 
 # ------------------------------------------------------------------------------- the job, changed for measuring
@@ -135,18 +127,6 @@ def without_latency(environment: EnvironmentConfig) -> EnvironmentConfig:
     return environment.model_copy(update={"of": tuple(members)})
 
 
-def _alternating(job: Job) -> Job:
-    return job.model_copy(update={"pipeline": SyncPlusPipeline(type="sync+")})
-
-
-def _overlapping(job: Job) -> Job:
-    return job.model_copy(update={"pipeline": RollArtPipeline(type="rollart", alpha=1.0)})
-
-
-def _overlaps(job: Job) -> bool:
-    return not isinstance(job.runtime, InlineRuntime) and job.runtime.placement == "disaggregated"
-
-
 def threads(job: Job) -> tuple[int, int]:
     """The threads of engine and trainer, as the runtime would set them."""
     if isinstance(job.runtime, InlineRuntime):
@@ -163,20 +143,6 @@ def _blueprint(job: Job, folder: Path, say: Say) -> Blueprint:
     tasks = source(job.environment, job.seed, Path())
     policy = start_policy(job, folder / "policy", environments, tasks, lambda what, done, total: None)
     return Blueprint(job, policy, environments)
-
-
-# ------------------------------------------------------------------------------------------- measured values
-
-
-def weight_times(sample: Sample) -> WeightTimes:
-    def mean(events: list[dict[str, Any]]) -> float:
-        return round(sum(event["seconds"] for event in events) / len(events), 6) if events else 0.0
-
-    return WeightTimes(
-        publish=mean(sample.publishes),
-        prepare=mean(sample.stagings),
-        commit=mean(sample.commits),
-    )
 
 
 def model_spec(name: str, trainer: TorchTrainer) -> ModelSpec:
@@ -199,7 +165,6 @@ def model_spec(name: str, trainer: TorchTrainer) -> ModelSpec:
 
 SAMPLE_STEPS, WARMUP = 16, 4
 """Steps of the simulation, and how many of them its averages leave out."""
-
 
 HEADER = "# Made by `rollweave profile`: a simulation of a job with the times measured on this machine.\n"
 

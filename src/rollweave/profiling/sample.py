@@ -1,4 +1,4 @@
-"""Runs a job for a few real steps and keeps its episodes, its metrics rows and its weight updates.
+"""Runs a job for a few real steps, and keeps its episodes and what its steps and weight updates took.
 
 The run uses the production runtime and pipeline, but keeps everything in memory and prints nothing.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from rollweave.clock import Clock, run_wall
-from rollweave.config.hardware import Observed
-from rollweave.config.job import Job
+from rollweave.config.control import PipelineConfig
+from rollweave.config.hardware import Observed, WeightTimes
 from rollweave.engines.protocol import EngineControl
 from rollweave.environments.registry import source
 from rollweave.fleet.fleet import Fleet
@@ -31,57 +31,41 @@ SKIPPED = 4
 """Steps that are not measured: they fill the pipeline and warm up the processes, and a spare engine starts."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """The measured steps of a short run."""
+    """What the measured steps of a short run show."""
 
-    rows: list[MetricsRow]
+    observed: Observed
     trajectories: list[Trajectory]
-    publishes: list[dict[str, Any]]
-    stagings: list[dict[str, Any]]
-    """The data of the events of each new version, here and in the fields around."""
-    commits: list[dict[str, Any]]
+    weights: WeightTimes
     round_trip: float
     """Seconds of a message from a process to the engine and back."""
 
-    def observed(self) -> Observed:
-        return Observed(
-            step_seconds=self.mean("time/step"),
-            get_batch_seconds=self.mean("time/get_batch"),
-            train_seconds=self.mean("time/train"),
-            engine_busy_seconds=fmean((1 - _number(r, "idle/engine")) * _number(r, "time/step") for r in self.rows),
-        )
 
-    def mean(self, key: str) -> float:
-        return fmean(_number(row, key) for row in self.rows)
-
-
-def play(job: Job, blueprint: Blueprint, steps: int) -> Sample:
-    """Run `steps` measured steps after a few that are not measured."""
-    blueprint = Blueprint(job, blueprint.policy, blueprint.environments, blueprint.rewards)
+def play(blueprint: Blueprint, pipeline: PipelineConfig, steps: int) -> Sample:
+    """Run the job with this pipeline: `steps` measured steps after a few that are not measured."""
+    blueprint = replace(blueprint, job=blueprint.job.model_copy(update={"pipeline": pipeline}))
     with tempfile.TemporaryDirectory(prefix="rollweave-profile-") as folder:
-        return run_wall(lambda clock: _run(job, blueprint, steps, Path(folder), clock))
+        return run_wall(lambda clock: _run(blueprint, steps, Path(folder), clock))
 
 
-async def _run(job: Job, blueprint: Blueprint, steps: int, folder: Path, clock: Clock) -> Sample:
+async def _run(blueprint: Blueprint, steps: int, folder: Path, clock: Clock) -> Sample:
     from rollweave.policies.chat import ChatFormat
 
+    job = blueprint.job
     recorder = MemoryRecorder(clock.now)
     rows: list[MetricsRow] = []
     trajectories: list[Trajectory] = []
-    stop_tokens = ChatFormat.of(blueprint.policy).stop_tokens
-    tasks = source(job.environment, job.seed, Path())
-    control = job.control.model_copy(update={"steps": SKIPPED + steps})
     fleet = Fleet()
     dispatcher = Dispatcher.of(job.rollout, fleet)
     async with start_runtime(blueprint, fleet, dispatcher, clock, folder, recorder) as trainer:
         drive = assemble(
-            control,
+            job.control.model_copy(update={"steps": SKIPPED + steps}),
             fleet,
             dispatcher,
             trainer,
-            tasks,
-            stop_tokens,
+            source(job.environment, job.seed, Path()),
+            ChatFormat.of(blueprint.policy).stop_tokens,
             folder,
             clock,
             recorder,
@@ -91,14 +75,35 @@ async def _run(job: Job, blueprint: Blueprint, steps: int, folder: Path, clock: 
         await drive.advance()
         round_trip = await _round_trip(fleet.serving()[0].control, clock)
         drive.loop.scheduler.close()
-    return Sample(
-        _steady(rows),
-        trajectories,
-        [event.data for event in recorder.named("weights.publish")][SKIPPED:],
-        [event.data for event in recorder.named("weights.stage")][SKIPPED:],
-        [event.data for event in recorder.named("weights.commit")][SKIPPED:],
-        round_trip,
+    weights = WeightTimes(
+        publish=_mean_seconds(recorder, "weights.publish"),
+        prepare=_mean_seconds(recorder, "weights.stage"),
+        commit=_mean_seconds(recorder, "weights.commit"),
     )
+    measured = [row for row in rows if "time/step" in row][SKIPPED:]
+    return Sample(_observed(measured), trajectories, weights, round_trip)
+
+
+def _mean_seconds(recorder: MemoryRecorder, event: str) -> float:
+    seconds: list[Any] = [one.data["seconds"] for one in recorder.named(event)[SKIPPED:]]
+    return round(fmean(seconds), 6) if seconds else 0.0
+
+
+def _observed(rows: Sequence[MetricsRow]) -> Observed:
+    def mean(key: str) -> float:
+        return fmean(_number(row, key) for row in rows)
+
+    return Observed(
+        step_seconds=mean("time/step"),
+        get_batch_seconds=mean("time/get_batch"),
+        train_seconds=mean("time/train"),
+        engine_busy_seconds=fmean((1 - _number(row, "idle/engine")) * _number(row, "time/step") for row in rows),
+    )
+
+
+def _number(row: MetricsRow, key: str) -> float:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 async def _round_trip(engine: EngineControl, clock: Clock) -> float:
@@ -109,12 +114,3 @@ async def _round_trip(engine: EngineControl, clock: Clock) -> float:
         await engine.stats()
         times.append(clock.now() - began)
     return round(median(times), 6)
-
-
-def _steady(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
-    return [row for row in rows if "time/step" in row][SKIPPED:]
-
-
-def _number(row: MetricsRow, key: str) -> float:
-    value = row.get(key)
-    return float(value) if isinstance(value, int | float) else 0.0

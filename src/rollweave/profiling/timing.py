@@ -110,11 +110,9 @@ class _Probe:
 
     def _ask(self, batch: int, context: int, answer: int, names: Sequence[str] = ()) -> Sequence[str]:
         names = names or [f"probe-{next(self._numbers)}" for _ in range(batch)]
+        tokens, sampling = token_ids([TOKEN] * context), Sampling(max_tokens=answer)
         for name in names:
-            sampling = Sampling(max_tokens=answer)
-            self._engine.add(
-                Request(f"{name}#{context}", name, token_ids([TOKEN] * context), next(self._numbers), sampling)
-            )
+            self._engine.add(Request(f"{name}#{context}", name, tokens, next(self._numbers), sampling))
         return names
 
     def _step(self) -> float:
@@ -142,9 +140,11 @@ def measure_trainer(trainer: TorchTrainer, trajectories: Sequence[Trajectory], g
     groups = grouped(trajectories)
     whole, small = groups[:groups_per_step], groups[: max(1, groups_per_step // 4)]
     trainer.train_step(Batch(0, small))  # the first one pays for allocations
-    times = {len(part): _seconds(trainer, part) for part in (small, whole)}
-    tokens = {len(part): sum(t.length for group in part for t in group.members) for part in (small, whole)}
-    return line(tokens[len(small)], times[len(small)], tokens[len(whole)], times[len(whole)])
+    return line(_tokens(small), _seconds(trainer, small), _tokens(whole), _seconds(trainer, whole))
+
+
+def _tokens(groups: list[Group]) -> int:
+    return sum(trajectory.length for group in groups for trajectory in group.members)
 
 
 def line(tokens: int, seconds: float, more_tokens: int, more_seconds: float) -> TrainerTimes:
@@ -161,10 +161,8 @@ def line(tokens: int, seconds: float, more_tokens: int, more_seconds: float) -> 
 def grouped(trajectories: Sequence[Trajectory]) -> list[Group]:
     """Put the trajectories back into their groups."""
     ordered = sorted(trajectories, key=lambda t: (t.group, t.member))
-    return [
-        Group(number, members[0].task, members)
-        for number, members in ((n, list(run)) for n, run in groupby(ordered, key=lambda t: t.group))
-    ]
+    groups = {number: list(members) for number, members in groupby(ordered, key=lambda t: t.group)}
+    return [Group(number, members[0].task, members) for number, members in groups.items()]
 
 
 def _seconds(trainer: TorchTrainer, groups: list[Group]) -> float:

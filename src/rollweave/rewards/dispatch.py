@@ -1,7 +1,7 @@
-"""The door to what computes rewards: what the driver asks of it, and what comes back.
+"""The protocol through which the driver asks for rewards, and the answer that comes back.
 
-`rollout/scoring.py` decides which trajectories wait for a reward and asks a `RewardBackend`. There is one today: the
-host that played the trajectory (`HostBackend`). Back ends on other machines come in through the same protocol.
+`rollout/scoring.py` decides which trajectories wait for a reward and asks a `RewardBackend`. A real run has one today,
+`HostBackend`: a host computes the reward. A back end on other machines would use the same protocol.
 """
 
 from __future__ import annotations

@@ -120,6 +120,7 @@ class Leasing:
         return self._dispatcher.free
 
     def issue(self, group: RunningGroup, members: Iterable[int], first: bool = False) -> None:
+        """Lease these members; `first`: ahead of the leases that wait for a slot."""
         leases = [self._lease(group, member) for member in members]
         for party in [[lease] for lease in leases] if self._plan.rollout.prompt_replication else [leases]:
             self._dispatcher.submit(party, self._on_report, first)

@@ -1,9 +1,8 @@
 """The two ledgers: where every task and every attempt ended, exactly once.
 
-A *task* is one admitted group. An *attempt* is one member's episode, and tokens are booked on attempts.
-Whatever was admitted is either open or has ended in exactly one of the states below; ending twice, or ending
-something that was never opened, is a bug and raises. An open attempt whose episode has ended is *scoring* until its
-reward has come.
+One ledger has an entry for the *task* of each admitted group, the other one for each *attempt*, with its tokens. An
+entry is open or has ended in exactly one of the states below; to end one twice, or one that was never opened, is a
+bug and raises. An open attempt whose episode has ended is *scoring* until its reward has come.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The messages between the driver and its hosts, and the link that carries them: each is heard exactly once.
 
-Each end of a link keeps what it said until the other end confirms it. While anything is unconfirmed, all of it is said
-again every `RETRY_SECONDS`. Each end remembers what it has heard, so a repetition changes nothing. Everything said
-within one tick of the loop travels as one packet.
+Each end of a link keeps what it said until the other end confirms it. What stays unconfirmed for `RETRY_SECONDS` is said
+again. Each end remembers what it has heard, so a repetition changes nothing. Everything said within one tick of the
+loop travels as one packet, and confirmations travel with it; one that finds no message to travel with waits for
+`CONFIRM_SECONDS`, because a packet between two processes costs about a millisecond of computing.
 
 A transport carries the packets. Within one process it is the other end's `receive`. On Ray, `runtimes/ray_keepers.py`
-and `runtimes/ray_workers.py` carry them between processes. `simulation/world/hosts.py` delays, drops, duplicates and
+and `runtimes/ray_workers.py` carry them between processes. `tests/world/hosts.py` delays, drops, duplicates and
 so reorders them.
 """
 
@@ -31,6 +32,9 @@ RETRY_SECONDS = 5.0
 """Longer than the round trip of a transport that works, so that a message is seldom said twice; short enough that an
 environment whose lease was lost does not stand idle for long."""
 
+CONFIRM_SECONDS = 1.0
+"""Well below `RETRY_SECONDS`, so that nothing is said again because its confirmation waits."""
+
 REMEMBERED = 100_000
 """Ids an end remembers having heard. A repetition that comes later than that many other messages would be heard
 again."""
@@ -43,7 +47,7 @@ class Packet(Generic[Out]):
 
 
 Transport = Callable[[Packet[Any]], None]
-"""Takes a packet to the other end, some time, perhaps."""
+"""Takes a packet to the other end. The packet may be late, lost or doubled."""
 
 
 class Endpoint(Generic[Out, In]):
@@ -56,6 +60,7 @@ class Endpoint(Generic[Out, In]):
         self._next: Packet[Out] = Packet()
         self._flush_scheduled = False
         self._retry: asyncio.TimerHandle | None = None
+        self._confirm: asyncio.TimerHandle | None = None
         self._heard: OrderedDict[str, None] = OrderedDict()
         """Oldest first. (A plain dict would look for its oldest among all the places that are empty by now.)"""
 
@@ -75,8 +80,8 @@ class Endpoint(Generic[Out, In]):
             if id not in self._heard:
                 self._remember(id)
                 self._hear(message)
-        if packet.messages:
-            self._schedule_flush()
+        if packet.messages and not self._flush_scheduled and self._confirm is None:
+            self._confirm = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._flush)
 
     def has_heard(self, id: str) -> bool:
         """Whether a message has arrived (within what is remembered)."""
@@ -85,9 +90,10 @@ class Endpoint(Generic[Out, In]):
     def close(self) -> None:
         """The other end is gone: nothing will be confirmed, so nothing is said again."""
         self._unconfirmed.clear()
-        self._next.messages.clear()
-        if self._retry is not None:
-            self._retry.cancel()
+        self._next = Packet()
+        for timer in (self._retry, self._confirm):
+            if timer is not None:
+                timer.cancel()
 
     def _remember(self, id: str) -> None:
         self._heard[id] = None
@@ -101,14 +107,20 @@ class Endpoint(Generic[Out, In]):
 
     def _flush(self) -> None:
         self._flush_scheduled = False
+        if self._confirm is not None:
+            self._confirm.cancel()
+            self._confirm = None
         packet, self._next = self._next, Packet()
-        self._transport(packet)
+        if packet.messages or packet.confirmed:
+            self._transport(packet)
         if self._unconfirmed and self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._repeat)
+            said = list(self._unconfirmed)
+            self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._repeat, said)
 
-    def _repeat(self) -> None:
+    def _repeat(self, said: list[str]) -> None:
+        """Say again what was said before the timer began, and is still unconfirmed."""
         self._retry = None
-        self._next.messages.update(self._unconfirmed)
+        self._next.messages.update({id: self._unconfirmed[id] for id in said if id in self._unconfirmed})
         self._schedule_flush()
 
 

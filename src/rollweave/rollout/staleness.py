@@ -13,7 +13,7 @@ it is not, there are three cases:
 
     surplus   more groups were started than can ever be consumed (redundancy, over-issue): the latest to be
               admitted of those still running are given up, because they are likely to have done the least
-    stale     a running group would be too old by the time its turn comes: the policy says whether the step waits
+    stale     a running group would be too old when a step could take it: the policy says whether the step waits
               for it (`wait`), or gives it up (`requeue`, `drop`)
     neither   `areal` looks at age only at the start: nothing is ever given up, and the bound may be exceeded
 

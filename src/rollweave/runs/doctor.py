@@ -1,4 +1,4 @@
-"""What this machine can do, checked rather than assumed; every finding that is not good names its fix.
+"""Checks what this machine can do; every finding that is not good names its fix.
 
 torch is only ever loaded in a child process. An instruction that the processor advertises but cannot run kills
 the process that tries it (SIGILL): a child may die of it, the doctor may not.
@@ -31,6 +31,13 @@ UNTESTED_ON_GPU = (
     "this project has never been executed on a GPU: the CUDA path of engine, trainer and weight updates is untested"
 )
 GIB = 2**30
+ROOM = {
+    "memory": (4 * GIB, "the quickstart needs about 4 GiB: close something"),
+    "disk": (2 * GIB, "checkpoints need room: train with --out elsewhere"),
+    # Ray keeps objects in /dev/shm, and falls back to slow files where it is small, as in containers.
+    "/dev/shm": (GIB, "weights would go through files: enlarge it (docker run --shm-size=4g), or runtime.type=inline"),
+}
+"""Bytes that should be free, and what to do if they are not."""
 CHILD_SECONDS = 120
 
 # Prints a line after each thing that worked, so that a death tells what it was.
@@ -66,14 +73,13 @@ class Probe:
 def examine() -> list[Finding]:
     """Every check, in the order a person would ask."""
     torch = probe(TORCH_PROBE)
-    shared = Path("/dev/shm")
     return [
-        check_python(),
+        Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         *(check_package(name) for name in PACKAGES),
         check_threads(os.environ, os.cpu_count() or 1),
-        check_memory(available_memory()),
-        check_disk(shutil.disk_usage(Path.cwd()).free),
-        check_shared_memory(shutil.disk_usage(shared).free if shared.is_dir() else None),
+        check_room("memory", available_memory()),
+        check_room("disk", shutil.disk_usage(Path.cwd()).free),
+        check_room("/dev/shm", shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None),
         check_ray(probe("import ray")),
         check_float32(torch),
         check_bfloat16(torch),
@@ -108,10 +114,6 @@ def _ending(child: subprocess.CompletedProcess[str]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------- packages
-
-
-def check_python() -> Finding:
-    return Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
 def check_package(name: str) -> Finding:
@@ -158,32 +160,14 @@ def available_memory() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
 
 
-def check_memory(free: int | None) -> Finding:
+def check_room(name: str, free: int | None) -> Finding:
+    """Whether enough bytes are free, see `ROOM`; None where the system does not say."""
+    least, fix = ROOM[name]
     if free is None:
-        return Finding("memory", "ok", "free memory unknown on this system")
-    if free < 4 * GIB:
-        return Finding(
-            "memory", "warning", f"{free / GIB:.1f} GiB free", "the quickstart needs about 4 GiB: close something"
-        )
-    return Finding("memory", "ok", f"{free / GIB:.1f} GiB free")
-
-
-def check_disk(free: int) -> Finding:
-    if free < 2 * GIB:
-        return Finding(
-            "disk", "warning", f"{free / GIB:.1f} GiB free here", "checkpoints need room: train with --out elsewhere"
-        )
-    return Finding("disk", "ok", f"{free / GIB:.1f} GiB free here")
-
-
-def check_shared_memory(free: int | None) -> Finding:
-    """Ray keeps objects in /dev/shm and falls back to slow files where it is small, as in containers."""
-    if free is None:
-        return Finding("/dev/shm", "ok", "not on this system")
-    if free < GIB:
-        fix = "weights would go through files: enlarge it (docker run --shm-size=4g), or use runtime.type=inline"
-        return Finding("/dev/shm", "warning", f"{free / GIB:.2f} GiB free", fix)
-    return Finding("/dev/shm", "ok", f"{free / GIB:.1f} GiB free")
+        return Finding(name, "ok", "how much is free is unknown on this system")
+    if free < least:
+        return Finding(name, "warning", f"{free / GIB:.2f} GiB free", fix)
+    return Finding(name, "ok", f"{free / GIB:.1f} GiB free")
 
 
 def check_ray(ray: Probe) -> Finding:

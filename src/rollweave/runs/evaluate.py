@@ -1,4 +1,4 @@
-"""Play held-out tasks greedily with what a run has learnt, or with any model folder: `rollweave eval`."""
+"""`rollweave eval`: plays held-out tasks greedily with what a run has learnt, or with any model folder."""
 
 from __future__ import annotations
 

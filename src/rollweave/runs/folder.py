@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves behind, and never two processes in one.
+"""The run folder: the files that a run leaves behind, and a lock that admits one process at a time.
 
 config.yaml          the resolved job, loadable again
 policy/              the policy the run started from, if it was made for it
@@ -24,6 +24,7 @@ from pathlib import Path
 from rollweave.config.job import Job
 from rollweave.config.load import dump_job, load_job, save_resolved
 from rollweave.errors import RunFolderError
+from rollweave.observability.jsonl import read_object, replace_file, writing
 
 
 class RunFolder:
@@ -43,9 +44,8 @@ class RunFolder:
         chosen = path or Path("runs") / f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         if chosen.is_file() or (chosen.is_dir() and any(chosen.iterdir())):
             raise RunFolderError(
-                f"{chosen} already holds a run (or other files), and a run is never overwritten; "
-                "name another folder with --out, or go on with that run: rollweave train --resume "
-                f"{chosen}"
+                f"{chosen} already holds a run (or other files), and a run is never overwritten; name another folder "
+                f"with --out, or go on with that run: rollweave train --resume {chosen}"
             )
         return cls(chosen)
 
@@ -56,7 +56,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        if not (path / "config.yaml").is_file():
+        if not cls.holds_run(path):
             raise RunFolderError(f"{path} is not a run folder: it has no config.yaml; name one that `train` made")
         folder = cls(path)
         folder._make_folders()
@@ -70,23 +70,22 @@ class RunFolder:
         return load_job(self.config)
 
     def replace_job(self, job: Job) -> None:
-        """The run goes on with another job; in one move, so that a reader sees one or the other."""
-        partial = self.config.with_suffix(".yaml.partial")
-        try:
-            partial.write_text(dump_job(job), encoding="utf-8")
-            os.replace(partial, self.config)
-        except OSError as error:
-            raise RunFolderError(f"{self.config}: cannot be written: {error.strerror}") from error
+        """The run goes on with another job."""
+        with writing(self.config):
+            replace_file(self.config, dump_job(job))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone in the folder while the block runs. The lock dies with its process, however that ends."""
+        """Keep other processes out while the block runs. The lock dies with its process, however that ends."""
         path = self.path / "lock"
         with path.open("a+", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise RunFolderError(f"{self.path} is in use by {_owner(path)}; wait for it or end it first") from None
+                owner = read_object(path)
+                known = {"pid", "host"} <= owner.keys()
+                who = f"process {owner['pid']} on {owner['host']}" if known else "another process"
+                raise RunFolderError(f"{self.path} is in use by {who}; wait for it or end it first") from None
             file.truncate(0)
             json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
             file.flush()
@@ -96,14 +95,6 @@ class RunFolder:
                 file.truncate(0)
 
     def _make_folders(self) -> None:
-        """Those that a process killed at the very start did not get to."""
+        """Make the folders, also if a process was killed at the very start, before it could make them."""
         self.checkpoints.mkdir(exist_ok=True)
         self.logs.mkdir(exist_ok=True)
-
-
-def _owner(path: Path) -> str:
-    try:
-        owner = json.loads(path.read_text(encoding="utf-8"))
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"

@@ -6,7 +6,6 @@ A resumed run appends to the files of the run; a checkpoint remembers how long t
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from rollweave.config.job import LoggingConfig
@@ -14,7 +13,6 @@ from rollweave.observability.events import Event, EventFile, Recorder, read_even
 from rollweave.observability.metrics import MetricsWriter, read_metrics
 from rollweave.observability.transcripts import Decode, TranscriptWriter, spread
 from rollweave.pipelines.checkpoints import LogMark
-from rollweave.pipelines.journal import MetricsRow
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.resume import LOGS, Start, mark
 from rollweave.trajectory import Trajectory
@@ -27,7 +25,7 @@ class Logbook:
         self._folder = folder
         self._transcripts_per_step = config.transcripts_per_step
         first = start.version if start.resumed else None
-        self._metrics = MetricsWriter(folder.path, tensorboard=config.tensorboard, resumed_at=first)
+        self.metrics = MetricsWriter(folder.path, tensorboard=config.tensorboard, resumed_at=first)
         self._events = EventFile(folder.events)
         self._transcripts = TranscriptWriter(folder.path, decode)
         self._now = now
@@ -37,9 +35,6 @@ class Logbook:
     def elapsed(self) -> float:
         """Seconds since the run began, those of earlier processes included."""
         return self._now() - self._began
-
-    def row(self, step: int, row: MetricsRow) -> dict[str, Any]:
-        return self._metrics.write(step, row)
 
     def trajectories(self, step: int, trajectories: list[Trajectory]) -> None:
         self._transcripts.write(step, spread(trajectories, self._transcripts_per_step))
@@ -54,11 +49,8 @@ class Logbook:
         self._events.flush()
         return {name: mark(self._folder.path / name) for name in LOGS}
 
-    def __enter__(self) -> Logbook:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def close(self) -> None:
         self.recorder.sinks.clear()  # a timer that was not cancelled may still speak
-        self._metrics.close()
+        self.metrics.close()
         self._events.close()
         self._transcripts.close()

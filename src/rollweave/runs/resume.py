@@ -1,4 +1,4 @@
-"""Where a run continues: the newest whole checkpoint of its history, and the logs as they were when it was made.
+"""Finds where a run continues: the newest whole checkpoint of its history, and the logs as they were when it was made.
 
 A checkpoint remembers, with the scheduler's books, how long each log file of the run was. Continuing cuts the logs
 back to there, so that a step that is done again is written down once. A checkpoint whose files are damaged, or that
@@ -147,7 +147,7 @@ def _drop_last_evaluation(path: Path, version: int) -> None:
 
 
 def check_job(folder: RunFolder, job: Job) -> None:
-    """Refuses a job that would learn something else than the run does."""
+    """Refuse a job that would learn something else than the run does."""
     changed = _changes(folder.job().model_dump(mode="json"), job.model_dump(mode="json"))
     if refused := [key for key in changed if not _may_change(key)]:
         lines = "\n".join(f"  {key}: {changed[key][0]!r} in the run, {changed[key][1]!r} now" for key in refused)

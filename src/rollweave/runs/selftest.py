@@ -1,23 +1,23 @@
-"""Does this job train what its engines generate with? A few small steps at learning rate 0 tell.
+"""Runs a few small steps of a job at learning rate 0, to see whether it trains the model that its engines sample from.
 
 Nothing is learnt, so nothing may move: every version has the same checksum, wherever it is held; the log-probs that the
 engine kept and those that the trainer computes agree to rounding, on stale tokens too; and the ratio between them is 1.
-Whatever is wrong with the weights on their way, the sampling transform or either forward pass shows here, in a minute,
-and not as a learning curve that bends down after a day.
+An error in the transfer of weights, in the sampling transform or in either forward pass shows here, in a minute, and
+not as a learning curve that bends down after a day.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rollweave.config.job import InlineRuntime, Job, TinyModel
 from rollweave.errors import RollweaveError
-from rollweave.observability import jsonl
+from rollweave.observability.events import read_events
 from rollweave.observability.metrics import read_metrics
 from rollweave.runs.doctor import Finding
 from rollweave.runs.train import train_job
@@ -72,8 +72,11 @@ def selftest(job: Job) -> SelfTest:
     """Run a small version of the job that learns nothing, in a folder that is thrown away, and judge what it left."""
     small = shrink(job)
     with tempfile.TemporaryDirectory(prefix="rollweave-selftest-") as folder:
-        run = Path(folder) / "run"
-        failure = _failure(lambda: train_job(small, run))
+        run, failure = Path(folder) / "run", ""
+        try:
+            train_job(small, run)
+        except RollweaveError as error:  # a programming error keeps its traceback
+            failure = str(error)
         versions, steps = _versions(run), _steps(run)
     ended = check_run(failure, len(steps), small.training.steps)
     if not steps:
@@ -177,25 +180,15 @@ def check_staleness(steps: Sequence[SelfTestStep], alpha: float) -> Finding:
 # ------------------------------------------------------------------------------------------------------- reading
 
 
-def _failure(run: Callable[[], object]) -> str:
-    """What went wrong in words, or nothing. A programming error is none of ours and keeps its traceback."""
-    try:
-        run()
-    except RollweaveError as error:
-        return str(error)
-    return ""
-
-
 def _versions(run: Path) -> list[Version]:
-    events = jsonl.read(run / "events.jsonl").rows if (run / "events.jsonl").exists() else []
-    published = [event["data"] for event in events if event["name"] == "weights.publish"]
-    staged = [event["data"] for event in events if event["name"] == "weights.stage"]
+    events = read_events(run / "events.jsonl")
+    published: list[Any] = [event.data for event in events if event.name == "weights.publish"]
+    staged: list[Any] = [event.data for event in events if event.name == "weights.stage"]
     echoed = {data["version"]: tuple(data["echoed"]) for data in staged}
     return [Version(data["version"], data["checksum"], echoed.get(data["version"], ())) for data in published]
 
 
 def _steps(run: Path) -> list[SelfTestStep]:
-    rows = read_metrics(run).rows if (run / "metrics.jsonl").exists() else []
     return [
         SelfTestStep(
             row["step"],
@@ -205,6 +198,6 @@ def _steps(run: Path) -> list[SelfTestStep]:
             row["offpolicy/ratio_p99"],
             row["staleness/max"],
         )
-        for row in rows
+        for row in read_metrics(run).rows
         if "offpolicy/ratio_p50" in row
     ]

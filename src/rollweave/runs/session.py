@@ -15,9 +15,8 @@ import logging
 import signal
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from rollweave.clock import Clock, Wait, run_wall
@@ -64,12 +63,12 @@ def interrupts(stop: Callable[[], None]) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-SECONDS = 1.0
-
-log = logging.getLogger(__name__)
+HEARTBEAT_SECONDS = 1.0
 
 ANSWER_SECONDS = 2.0
 """How long an engine has to say what it has done."""
+
+log = logging.getLogger(__name__)
 
 
 async def heartbeat(board: StatusBoard, fleet: Fleet, dispatcher: Dispatcher, clock: Clock) -> None:
@@ -83,7 +82,7 @@ async def heartbeat(board: StatusBoard, fleet: Fleet, dispatcher: Dispatcher, cl
             board.update([*clock.waiting(), *elsewhere], len(engines.engines), spent)
         except Exception:  # the boundary between a run and those who only look at it
             log.exception("status.json could not be written")
-        await clock.sleep(SECONDS)
+        await clock.sleep(HEARTBEAT_SECONDS)
 
 
 async def _ask(fleet: Fleet) -> FleetStats:
@@ -117,7 +116,7 @@ class Session:
     view: View = field(default_factory=View)
 
     def run(self) -> tuple[ExitReason, BaseException | None]:
-        """Everything that may fail. A failure comes back, to be raised once the books are closed."""
+        """Train to the end, and say how it ended. A failure is returned, to be raised once the books are closed."""
         lives: Counter[int] = Counter()
         try:
             blueprint = self._blueprint()
@@ -132,7 +131,7 @@ class Session:
                 self._say_where(f"the trainer died (its log: {self.folder.logs / 'trainer.log'})")
         except KeyboardInterrupt:
             return "interrupted", None
-        except Exception as error:  # the run's boundary: whatever it is, the folder says how the run ended
+        except Exception as error:  # the run's boundary: the folder says how the run ended, after any error
             return "failed", error
         finally:
             self.view.stop()
@@ -192,7 +191,7 @@ class Session:
         from rollweave.policies.chat import ChatFormat
 
         chat = ChatFormat.of(blueprint.policy)
-        with Logbook(self.folder, self.job.logging, self.start, clock.now, chat.tokenizer.decode) as log:
+        with closing(Logbook(self.folder, self.job.logging, self.start, clock.now, chat.tokenizer.decode)) as log:
             log.recorder.sinks.append(self._announce)
             self._record_start(log.recorder)
             fleet = Fleet()
@@ -210,11 +209,11 @@ class Session:
                     clock,
                     log.recorder,
                     permits=self.permits(clock) if self.permits is not None else None,
-                    on_row=[lambda step, row: self.view.step(log.row(step, row))],
+                    on_row=[lambda step, row: self.view.step(log.metrics.write(step, row))],
                     on_trajectories=[log.trajectories],
                 )
                 await self._restore(drive.loop, log)
-                beating = partial(heartbeat, self._board(drive.loop, log.recorder), fleet, dispatcher, clock)
+                beating = heartbeat(self._board(drive.loop, log.recorder), fleet, dispatcher, clock)
                 reason = await self._drive(drive, beating, clock, log.recorder)
                 log.recorder.emit("run.end", reason=reason)
                 return reason
@@ -228,10 +227,8 @@ class Session:
             await loop.checkpoints.restore(self.start.checkpoint, self.start.driver.scheduler)
 
     def _board(self, loop: Loop, recorder: Recorder) -> StatusBoard:
-        scheduler, accountant = loop.scheduler, loop.journal.accountant
-        return StatusBoard(
-            self.folder.path, self._header(), accountant, lambda: scheduler.ledger.summary(), recorder.now
-        )
+        accountant, ledger = loop.journal.accountant, loop.scheduler.ledger
+        return StatusBoard(self.folder.path, self._header(), accountant, ledger.summary, recorder.now)
 
     def _announce(self, event: Event) -> None:
         """Shows a person who watches that a worker died or works again."""
@@ -251,16 +248,15 @@ class Session:
     # ----------------------------------------------------------------------------------------------- the drive
 
     async def _drive(
-        self, drive: Drive, beat: Callable[[], Coroutine[Any, Any, None]], clock: Clock, recorder: Recorder
+        self, drive: Drive, beating: Coroutine[Any, Any, None], clock: Clock, recorder: Emitter
     ) -> ExitReason:
         """Run the pipeline until it ends or the user has seen enough; whichever way, a checkpoint is left."""
         async with asyncio.TaskGroup() as tasks:
-            beating = tasks.create_task(beat())
-            watching = tasks.create_task(self._watch(clock, recorder))
+            observers = [tasks.create_task(beating), tasks.create_task(self._watch(clock, recorder))]
             with interrupts(lambda: self._stop(drive)):
                 await drive.run()
-            watching.cancel()
-            beating.cancel()
+            for observer in observers:
+                observer.cancel()
         state = drive.loop.state
         if state.stopping:
             return "interrupted"

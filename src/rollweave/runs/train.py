@@ -1,14 +1,10 @@
-"""A job from its file to its end: choose the folder, find where to begin, run a session, leave a report.
+"""Trains a job, from its file to its end: chooses the folder, finds where to begin, runs a session, leaves a report.
 
 `train_job` is what `rollweave train` and `rollweave.train` call.
-
-What can be found wrong before anything starts: files, classes, functions and models that a job names but that
-are not there or not usable. Nothing has been written yet, so the same command works once it is fixed.
 """
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -17,6 +13,7 @@ from rollweave.config.job import HubModel, Job, LocalModel, RayRuntime
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import EnvironmentFactory, members, source
 from rollweave.errors import ConfigError, RunFolderError
+from rollweave.observability.jsonl import read_object
 from rollweave.pipelines.permits import MakePermits
 from rollweave.rewards.scorer import NamedReward, Scorer
 from rollweave.runs.folder import RunFolder
@@ -27,7 +24,11 @@ from rollweave.targets import load_target
 
 
 def check_before_start(job: Job, environment_given: bool = False) -> None:
-    """Raises the error the run would meet. A given environment is a Python object: there is nothing to look up."""
+    """Raise the error that the run would meet: a file, class, function or model that the job names cannot be used.
+
+    Nothing has been written yet, so the same command works once it is fixed. A given environment is a Python object:
+    there is nothing to look up.
+    """
     for environment in members(job.environment).values():
         if isinstance(environment, PythonEnvironmentConfig) and not environment_given:
             load_target(environment.target, Path())
@@ -82,9 +83,8 @@ def _continue(folder: RunFolder, job: Job) -> Start | None:
 
 def _finished(folder: RunFolder, job: Job) -> bool:
     """Whether it ended by itself, and this job wants no more of it."""
-    try:
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    summary = read_object(folder.summary)
+    if not summary:
         return False  # it was killed before it could say how it ended
     reached = summary["target_reached"] and summary["target"] == job.evaluation.target
     return summary["exit_reason"] in ("completed", "target") and (

@@ -34,6 +34,10 @@ from rollweave.weights.shared_memory import shared_folder
 OBJECT_STORE_BYTES = 256 * 2**20
 """Batches and completions pass through it; weights do not."""
 
+SPIN_COUNT = "20000"
+"""How long an idle thread of torch spins before it sleeps: about 0.2 ms, longer than the pause between two operations.
+One that sleeps at once has to be woken for each of them; one that spins for long takes the core from other processes."""
+
 CONNECT_SECONDS = 10.0
 """A cluster that has not answered by then is not there."""
 
@@ -130,11 +134,10 @@ def _knock(address: str) -> None:
 
 
 def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) -> WorkerHandle:
-    """Start a worker; `run`, where it has one, is to be awaited: a worker's failure is ours."""
+    """Start a worker. The caller awaits its `run`, if it has one: that call raises what goes wrong in the worker."""
     import ray
 
-    # torch takes its threads from here. OMP's idle ones spin by default, which starves other processes on the core.
-    environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": SPIN_COUNT}
     actor = ray.remote(kind).options(num_cpus=0, runtime_env={"env_vars": environment})
     log = logs.absolute() / f"{name}.log"
     return WorkerHandle(actor.remote(*arguments, log), name, log)

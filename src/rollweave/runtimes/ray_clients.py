@@ -140,6 +140,11 @@ class Restarts:
         self._deaths.clear()
 
 
+RELEASE_SECONDS = 0.05
+"""How long the end of a trajectory may wait for a request to travel with. A call costs about a millisecond of computing;
+an engine that needs the room sooner takes it from trajectories that wait for their environment."""
+
+
 @dataclass(slots=True)
 class Orders:
     """What a client wants of an engine, all that came up within one tick of its loop."""
@@ -159,6 +164,8 @@ class RayEngineClient:
         self._open: dict[str, asyncio.Future[Completion]] = {}
         self._orders = Orders()
         self._flush_scheduled = False
+        self._later: asyncio.TimerHandle | None = None
+        """Until trajectories are released, if no request comes first."""
         self._gone: EngineGone | None = None
 
     async def run(self) -> None:
@@ -191,7 +198,8 @@ class RayEngineClient:
 
     def release(self, trajectory: str) -> None:
         self._orders.released.append(trajectory)
-        self._schedule_flush()
+        if self._later is None and not self._flush_scheduled and self._gone is None:
+            self._later = asyncio.get_running_loop().call_later(RELEASE_SECONDS, self._flush)
 
     def _answer(self, completion: Completion) -> None:
         answer = self._open.get(completion.id)
@@ -205,6 +213,9 @@ class RayEngineClient:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         orders, self._orders = self._orders, Orders()
         self._worker.tell("serve", self._client, orders)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollweave.config.hardware import Contention, EngineTimes, Measured, Observed, TrainerTimes, WeightTimes
+from rollweave.config.hardware import Contention, EngineTimes, Measured, Observed, TrainerTimes
 from rollweave.config.scenario import Scenario
 from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.prediction import Prediction
@@ -30,31 +30,35 @@ def calibrate(profile: Scenario, in_turns: Observed, overlapped: Observed | None
 
 
 def _fit_in_turns(profile: Scenario, seen: Observed) -> Scenario:
-    host = found(profile).host
     outcome = _simulated(profile, "sync+")
-    profile = _with(profile, trainer=_scaled_trainer(found(profile).trainer, seen.train_seconds / _train(outcome)))
+    slower = seen.train_seconds / Prediction.of(outcome).train_seconds
+    profile = _with(profile, trainer=_scaled_trainer(found(profile).trainer, slower))
+    most_per_turn = seen.get_batch_seconds / (outcome.turns / outcome.steps)  # if only the host's work were in it
     for _ in range(2):  # how the engine batches depends on the host, and the other way round
-        busy = _engine_busy(_simulated(profile, "sync+"))
-        profile = _with(profile, engine=_scaled_engine(found(profile).engine, seen.engine_busy_seconds / busy))
-        start = profile
-
-        def get_batch(turn: float, start: Scenario = start) -> float:
-            changed = _with(start, host=host.model_copy(update={"turn": turn}))
-            return Prediction.of(_simulated(changed, "sync+")).get_batch_seconds
-
-        turn = solve(get_batch, seen.get_batch_seconds, _most_per_turn(seen, outcome))
-        profile = _with(profile, host=host.model_copy(update={"turn": turn}))
+        slower = seen.engine_busy_seconds / _predicted(profile, "sync+").engine_busy_seconds
+        profile = _with(profile, engine=_scaled_engine(found(profile).engine, slower))
+        profile = _fit_host(profile, seen.get_batch_seconds, most_per_turn)
     return profile
 
 
+def _fit_host(profile: Scenario, get_batch_seconds: float, most_per_turn: float) -> Scenario:
+    def hosted(turn: float) -> Scenario:
+        return _with(profile, host=found(profile).host.model_copy(update={"turn": turn}))
+
+    def get_batch(turn: float) -> float:
+        return _predicted(hosted(turn), "sync+").get_batch_seconds
+
+    return hosted(solve(get_batch, get_batch_seconds, most_per_turn))
+
+
 def _fit_overlap(profile: Scenario, seen: Observed) -> Scenario:
-    outcome = _simulated(profile, "rollart")
-    engine = max(1.0, seen.engine_busy_seconds / _engine_busy(outcome))
-    trainer = max(1.0, seen.train_seconds / _train(outcome))
+    alone = _predicted(profile, "rollart")
+    engine = max(1.0, seen.engine_busy_seconds / alone.engine_busy_seconds)
+    trainer = max(1.0, seen.train_seconds / alone.train_seconds)
 
     def step(host: float) -> float:
         contention = Contention(engine=engine, trainer=trainer, host=host)
-        return Prediction.of(_simulated(_with(profile, contention=contention), "rollart")).step_seconds
+        return _predicted(_with(profile, contention=contention), "rollart").step_seconds
 
     waits_for_data = seen.get_batch_seconds > WORTH_FITTING * seen.step_seconds
     host = max(1.0, solve(step, seen.step_seconds, 4.0)) if waits_for_data else engine
@@ -93,18 +97,8 @@ def _simulated(profile: Scenario, pipeline: str) -> SimulationResult:
     return simulate(scenario(profile.model_dump(mode="json") | changes))
 
 
-def _engine_busy(outcome: SimulationResult) -> float:
-    prediction = Prediction.of(outcome)
-    return (1.0 - prediction.engine_idle) * prediction.step_seconds
-
-
-def _train(outcome: SimulationResult) -> float:
-    return Prediction.of(outcome).train_seconds
-
-
-def _most_per_turn(seen: Observed, outcome: SimulationResult) -> float:
-    """All of the rollout's time, if nothing but the host's work were in it."""
-    return seen.get_batch_seconds / (outcome.turns / outcome.steps)
+def _predicted(profile: Scenario, pipeline: str) -> Prediction:
+    return Prediction.of(_simulated(profile, pipeline))
 
 
 def _scaled_engine(times: EngineTimes, factor: float) -> EngineTimes:
@@ -125,7 +119,8 @@ def _scaled_trainer(times: TrainerTimes, factor: float) -> TrainerTimes:
 def summary(profile: Scenario) -> str:
     """What the machine takes, for a person."""
     times = found(profile)
-    engine, host, slower = times.engine, times.host, times.contention
+    engine, weights, host, slower = times.engine, times.weights, times.host, times.contention
+    update = f"{weights.publish * 1e3:.0f}, {weights.prepare * 1e3:.0f}, {weights.commit * 1e3:.0f} ms"
     rows = [
         ("engine step, 1 request", f"{engine.seconds[0] * 1e3:.2f} ms"),
         (f"engine step, {engine.batches[-1]} requests", f"{engine.seconds[-1] * 1e3:.2f} ms"),
@@ -134,13 +129,9 @@ def summary(profile: Scenario) -> str:
         ("  the first after a pause", f"{engine.wake * 1e3:+.2f} ms"),
         ("train step, whatever the batch", f"{times.trainer.step * 1e3:.0f} ms"),
         ("  per 1,000 tokens", f"{times.trainer.token * 1e6:.0f} ms"),
-        ("weights: publish, prepare, commit", _milliseconds(times.weights)),
+        ("weights: publish, prepare, commit", update),
         ("hosts, per message and per turn", f"{host.message * 1e3:.2f}, {host.turn * 1e3:.2f} ms"),
         ("slower while both are at work", f"engine {slower.engine:.2f}x, trainer {slower.trainer:.2f}x"),
         ("", f"hosts {slower.host:.2f}x"),
     ]
     return "\n".join(f"{name:34} {value}" for name, value in rows)
-
-
-def _milliseconds(weights: WeightTimes) -> str:
-    return f"{weights.publish * 1e3:.0f}, {weights.prepare * 1e3:.0f}, {weights.commit * 1e3:.0f} ms"

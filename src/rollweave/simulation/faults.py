@@ -1,33 +1,22 @@
-"""Outages: an engine or a host is gone from one moment on, and a successor comes some time later.
+"""Outages: an engine is gone from one moment on, and a successor comes some time later.
 
-An engine's death is known at once, as on Ray, where the call that keeps it running fails; a host's is noticed later.
+An engine's death is known at once, as on Ray, where the call that keeps it running fails.
 
-They are a plain schedule, not a rate: a test can list, draw and shrink them, and once the last one is over no timer
-of theirs keeps the virtual clock from noticing a deadlock.
+Outages are a plain schedule, not a rate: once the last one is over, no timer of theirs keeps the virtual clock from
+noticing a deadlock.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from rollweave.clock import Clock
+from rollweave.config.scenario import OutageConfig
 from rollweave.engines.protocol import Engine
 from rollweave.fleet.fleet import EngineEntry, EngineId, Fleet
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    what: Literal["engine", "host", "join", "leave"]
-    """`engine` and `host`: one dies and has a successor. `join`: one engine more. `leave`: an engine goes in order."""
-    number: int
-    """Which one; counted modulo how many there are."""
-    at: float
-    seconds: float = 0.0
-    """Until there is a successor; `inf`: there is none."""
 
 
 class MortalEngine(Engine, Protocol):
@@ -52,10 +41,6 @@ class EnginePlace:
         self._lives = 0
         self.taken = False
 
-    def beside(self, number: int) -> EnginePlace:
-        """Another seat of the same pool."""
-        return EnginePlace(self._fleet, self._pool, number, self._make, self._enter)
-
     def begin(self) -> None:
         """An engine joins."""
         self.taken = True
@@ -64,33 +49,28 @@ class EnginePlace:
         self.id = f"{self._pool}-{self._number}/{self._lives}"
         self._fleet.join(self._enter(self.id, self._engine))
 
-    def kill(self) -> None:
+    def end(self, reason: str) -> None:
+        """The engine dies."""
         self.taken = False
         self._engine.die()
-        self._fleet.lose(self.id, "killed")
+        self._fleet.lose(self.id, reason)
 
-    async def leave(self) -> None:
-        """Go when the other engines have taken over what it holds; stay if there is no other."""
-        others = [entry for entry in self._fleet.serving() if entry.id != self.id]
-        if all(entry.role == "prefill" for entry in others):
+    async def go_down(self, seconds: float, clock: Clock) -> None:
+        """The engine is killed, and has a successor after so many seconds; `inf`: it has none."""
+        if not self.taken:  # it is gone already
             return
-        self.taken = False
-        self._fleet.use([entry.id for entry in others])
-        await self._fleet.emptied([self.id])
-        self._engine.die()
-        self._fleet.lose(self.id, "left")
+        self.end("killed")
+        if seconds < inf:
+            await clock.sleep(seconds)
+            self.begin()
 
 
-class ReplaceableHost(Protocol):
-    def kill(self) -> None: ...
-
-    def forget(self) -> None:
-        """The driver has noticed its death."""
-        ...
-
-    def begin(self, tasks: asyncio.TaskGroup) -> None:
-        """A successor."""
-        ...
+async def suffer(outages: Sequence[OutageConfig], places: Sequence[EnginePlace], clock: Clock) -> None:
+    """Let the outages happen."""
+    async with asyncio.TaskGroup() as going:
+        for outage in sorted(outages, key=lambda outage: outage.at):
+            await clock.sleep(max(0.0, outage.at - clock.now()))
+            going.create_task(places[outage.engine % len(places)].go_down(outage.seconds, clock))
 
 
 def see_every_failure(tasks: asyncio.TaskGroup) -> None:
@@ -103,44 +83,3 @@ def see_every_failure(tasks: asyncio.TaskGroup) -> None:
         tasks.create_task(fail(context), name="failure in a callback")
 
     asyncio.get_running_loop().set_exception_handler(handle)
-
-
-async def suffer(
-    outages: Sequence[Outage],
-    engines: Sequence[EnginePlace],
-    hosts: Sequence[ReplaceableHost],
-    clock: Clock,
-    tasks: asyncio.TaskGroup,
-) -> None:
-    """Let the outages happen. A host's that begins before another host's is over waits for its end."""
-    seats = list(engines)
-    async with asyncio.TaskGroup() as engines_going:
-        for outage in sorted(outages, key=lambda outage: outage.at):
-            await clock.sleep(max(0.0, outage.at - clock.now()))
-            if outage.what == "host":
-                await _lose_host(hosts[outage.number % len(hosts)], outage.seconds, clock, tasks)
-            elif outage.what == "join":
-                seats.append(seats[0].beside(len(seats)))
-                seats[-1].begin()
-            else:
-                engines_going.create_task(_lose_engine(seats[outage.number % len(seats)], outage, clock))
-
-
-async def _lose_engine(seat: EnginePlace, outage: Outage, clock: Clock) -> None:
-    if not seat.taken:  # it is gone already
-        return
-    if outage.what == "leave":
-        await seat.leave()
-        return
-    seat.kill()
-    if outage.seconds < inf:
-        await clock.sleep(outage.seconds)
-        seat.begin()
-
-
-async def _lose_host(host: ReplaceableHost, seconds: float, clock: Clock, tasks: asyncio.TaskGroup) -> None:
-    host.kill()
-    await clock.sleep(seconds / 2)  # until the driver notices
-    host.forget()
-    await clock.sleep(seconds / 2)
-    host.begin(tasks)

@@ -1,4 +1,4 @@
-"""Measure: listens to a simulated run and makes an `SimulationResult` of it."""
+"""Listens to a simulated run and makes a `SimulationResult` of it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from rollweave.fleet.fleet import EngineId, Fleet
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.meters import CAUSES
 from rollweave.pipelines.journal import MetricsRow
+from rollweave.rewards.scaling import InstanceUse
 from rollweave.simulation.hardware.machines import Machines
 from rollweave.simulation.outcome import PoolUse, SimulationResult
 from rollweave.trajectory import Trajectory
 
 PHASES = ("get_batch", "train", "sync_exposed")
+NO_JUDGE = InstanceUse(busy=0.0, paid=0.0)
 
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Student's t at 97.5 % for 1, 2, ... degrees of freedom."""
@@ -32,8 +34,7 @@ class _Mark:
     engines: dict[EngineId, float] = field(default_factory=dict)
     """Busy seconds of each."""
     trainer: float = 0.0
-    judge_busy: float = 0.0
-    judge_paid: float = 0.0
+    judge: InstanceUse = NO_JUDGE
 
 
 class SimulationMeter:
@@ -58,7 +59,8 @@ class SimulationMeter:
         self._trajectories += len(trajectories)
         for trajectory in trajectories:
             self._turns += len(trajectory.turns)
-            self._longest = max(self._longest, _seconds(trajectory))
+            seconds = sum(turn.generate_seconds + turn.environment_seconds for turn in trajectory.turns)
+            self._longest = max(self._longest, seconds)
 
     @property
     def steps_that_count(self) -> int:
@@ -127,14 +129,13 @@ class SimulationMeter:
 
     def _mark(self) -> _Mark:
         machines = self._machines
-        judge = machines.judge.use() if machines.judge else None
-        return _Mark(
-            self._clock.now(),
-            dict(zip(self._fleet.entries, (engine.busy_seconds() for engine in machines.engines), strict=True)),
-            machines.core.busy_seconds,
-            judge.busy if judge else 0.0,
-            judge.paid if judge else 0.0,
-        )
+        engines = dict(zip(self._fleet.entries, (engine.busy_seconds() for engine in machines.engines), strict=True))
+        judge = machines.judge.use() if machines.judge else NO_JUDGE
+        return _Mark(self._clock.now(), engines, machines.core.busy_seconds, judge)
+
+    def _judge_use(self, end: _Mark) -> InstanceUse:
+        start = self._start.judge
+        return InstanceUse(end.judge.busy - start.busy, end.judge.paid - start.paid)
 
     def _pool_use(self, pool: Pool, end: _Mark) -> PoolUse:
         start = self._start
@@ -146,7 +147,7 @@ class SimulationMeter:
         if pool.role in ("train", "colocated"):
             busy += end.trainer - start.trainer
         if pool.role == "reward":
-            busy, paid = end.judge_busy - start.judge_busy, end.judge_paid - start.judge_paid
+            busy, paid = self._judge_use(end)
         if pool.role == "environment":  # as far as the control plane knows: episodes under way, of those it may have
             busy = elapsed * (1.0 - _mean(self._rows, "idle/environments"))
         share = min(1.0, busy / paid) if paid else 0.0
@@ -158,8 +159,8 @@ class SimulationMeter:
     def _reward_utilisation(self, end: _Mark) -> float | None:
         if self._machines.judge is None:
             return None
-        paid = end.judge_paid - self._start.judge_paid
-        return (end.judge_busy - self._start.judge_busy) / paid if paid else 0.0
+        use = self._judge_use(end)
+        return use.busy / use.paid if use.paid else 0.0
 
 
 def steps_of_a_period(alpha: float) -> int:
@@ -189,10 +190,6 @@ def throughput_margin(tokens: Sequence[int], seconds: Sequence[float], period: i
     variance = sum((more - rate * time) ** 2 for more, time in zip(trained, taken, strict=True)) / freedom
     quantile = STUDENT[freedom - 1] if freedom <= len(STUDENT) else 1.96 + 2.5 / freedom
     return quantile * sqrt(variance / whole) / fmean(trained)
-
-
-def _seconds(trajectory: Trajectory) -> float:
-    return sum(turn.generate_seconds + turn.environment_seconds for turn in trajectory.turns)
 
 
 def _shares(rows: list[MetricsRow], per_step: float) -> dict[str, float]:

@@ -1,7 +1,4 @@
-"""What a simulation found out: one flat object per run, the same for tables, JSON, experiments and the planner.
-
-An outcome for people: aligned, with units.
-"""
+"""What a simulation found out: one flat object per run, the same for tables, JSON, experiments and the planner."""
 
 from __future__ import annotations
 
@@ -102,8 +99,12 @@ class SimulationResult:
 
 
 def table(scenario: Scenario, outcome: SimulationResult) -> str:
+    """For people: aligned, with units."""
     mode = outcome.pipeline + (f", staleness bound (alpha) {outcome.alpha:g}" if outcome.alpha else "")
     counted = outcome.steps - scenario.warmup
+    recomputed = f"{outcome.recomputed_tokens:,} computed again, {outcome.evictions:,} evictions"
+    per_million = f"${outcome.dollars_per_million_tokens:.2f} a million tokens"
+    causes = ", ".join(f"{cause} {tokens:,.0f} a step" for cause, tokens in outcome.waste.items() if tokens)
     return "\n".join(
         [
             f"{outcome.name}: {scenario.model}, {mode}, {outcome.devices:,} devices, seed {outcome.seed}",
@@ -111,11 +112,11 @@ def table(scenario: Scenario, outcome: SimulationResult) -> str:
             _line("step", f"{outcome.step_seconds:,.1f} s", f"± {outcome.step_seconds_std:.1f} over {counted} steps"),
             _line("throughput", f"{outcome.tokens_per_second:,.0f} tokens/s", _margin(outcome)),
             _line("batch", f"{outcome.tokens_per_step:,.0f} tokens", _episodes(outcome)),
-            _line("cost", f"${outcome.dollars_per_step:,.2f} a step", f"${_per_million(outcome)} a million tokens"),
+            _line("cost", f"${outcome.dollars_per_step:,.2f} a step", per_million),
             _line("staleness", f"{outcome.staleness_mean:.2f} versions", f"at most {outcome.staleness_max:g}"),
-            _line("wasted", f"{outcome.wasted_share:.1%} of tokens", _causes(outcome)),
+            _line("wasted", f"{outcome.wasted_share:.1%} of tokens", causes),
             _line("weights", f"{outcome.sync_seconds:.1f} s a step", f"{outcome.sync_exposed_seconds:.1f} s exposed"),
-            _line("caches", f"{outcome.prefilled_tokens:,} prefilled", _recomputed(outcome)),
+            _line("caches", f"{outcome.prefilled_tokens:,} prefilled", recomputed),
             _line("failures", f"{outcome.failures:,} attempts", "tried again"),
             "",
             "of a step's time: " + ", ".join(f"{name} {share:.0%}" for name, share in outcome.time_shares.items()),
@@ -149,16 +150,3 @@ def _episodes(outcome: SimulationResult) -> str:
         f"{outcome.trajectories // outcome.steps:,} episodes of {turns:.1f} turns, "
         f"the longest {outcome.longest_trajectory_seconds:,.0f} s"
     )
-
-
-def _per_million(outcome: SimulationResult) -> str:
-    return f"{outcome.dollars_per_million_tokens:.2f}"
-
-
-def _causes(outcome: SimulationResult) -> str:
-    causes = {cause: tokens for cause, tokens in outcome.waste.items() if tokens}
-    return ", ".join(f"{cause} {tokens:,.0f} a step" for cause, tokens in causes.items())
-
-
-def _recomputed(outcome: SimulationResult) -> str:
-    return f"{outcome.recomputed_tokens:,} computed again, {outcome.evictions:,} evictions"

@@ -6,7 +6,7 @@ its place: the same machine and model, that job's pipeline, rollout and latencie
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rollweave.config.job import Job
 from rollweave.config.scenario import Scenario
@@ -21,14 +21,13 @@ STEPS, WARMUP = 16, 4
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a run will say of itself, under the names of its metrics."""
+    """What a run will say of itself."""
 
     step_seconds: float
     get_batch_seconds: float
     train_seconds: float
     engine_idle: float
     trainer_idle: float
-    tokens_per_second: float
 
     @classmethod
     def of(cls, outcome: SimulationResult) -> Prediction:
@@ -37,21 +36,18 @@ class Prediction:
         def mean(key: str) -> float:
             return sum(float(row[key] or 0.0) for row in rows) / len(rows)
 
-        return cls(
-            mean("time/step"),
-            mean("time/get_batch"),
-            mean("time/train"),
-            mean("idle/engine"),
-            mean("idle/trainer"),
-            outcome.tokens_per_second,
-        )
+        return cls(**{name: mean(key) for name, key in METRICS.items()})
+
+    @property
+    def engine_busy_seconds(self) -> float:
+        """Of a step."""
+        return (1.0 - self.engine_idle) * self.step_seconds
 
     def metrics(self) -> dict[str, float]:
-        values = asdict(self)
-        return {key: values[name] for name, key in METRICS.items()}
+        return {key: getattr(self, name) for name, key in METRICS.items()}
 
 
-METRICS = {
+METRICS = {  # field -> the run's metric
     "step_seconds": "time/step",
     "get_batch_seconds": "time/get_batch",
     "train_seconds": "time/train",

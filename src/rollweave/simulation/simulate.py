@@ -1,17 +1,5 @@
 """The entry: a scenario in, an outcome out.
 
-    from rollweave.simulation.simulate import scenario, simulate
-
-    outcome = simulate(scenario({
-        "model": "qwen3-8b",
-        "cluster": {"pools": [
-            {"name": "rollout", "device": "H20", "count": 32, "role": "rollout"},
-            {"name": "train", "device": "H800", "count": 32, "role": "train"},
-        ]},
-        "workload": {"tasks": [{"preset": "gem-math"}]},
-    }))
-    print(outcome.step_seconds, outcome.tokens_per_second, outcome.dollars_per_step)
-
 The control plane is the production one (`pipelines/assemble.py`), on the virtual clock; engines, trainer,
 environments, rewards and weights are models.
 """
@@ -33,9 +21,9 @@ from rollweave.observability.events import Recorder, Sink
 from rollweave.pipelines.assemble import assemble
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
-from rollweave.simulation.faults import Outage, see_every_failure, suffer
+from rollweave.simulation.faults import see_every_failure, suffer
 from rollweave.simulation.hardware.judge import Judge
-from rollweave.simulation.hardware.machines import Machines, build, stage
+from rollweave.simulation.hardware.machines import Machines
 from rollweave.simulation.measure import SimulationMeter
 from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.workloads.episode import DrawnWorkload, Workload
@@ -84,10 +72,10 @@ async def run(
     recorder = Recorder(clock.now, sinks)
     fleet = Fleet()
     dispatcher = Dispatcher.of(control.rollout, fleet)
-    machines = build(scenario, control, fleet, clock, judge, recorder if every_turn else None)
+    machines = Machines(scenario, control, fleet, clock, judge, recorder if every_turn else None)
     host: EnvHost
     link = dispatcher.attach(lambda packet: host.link.receive(packet), control.rollout.slots)
-    host = EnvHost(stage(scenario, control, fleet, machines, workload, clock), link.receive)
+    host = EnvHost(machines.stage(workload), link.receive)
     measure = SimulationMeter(scenario, fleet, machines, clock)
 
     def stop_early(step: int, trajectories: list[Trajectory]) -> None:
@@ -110,7 +98,7 @@ async def run(
     async with asyncio.TaskGroup() as tasks:
         see_every_failure(tasks)
         playing = tasks.create_task(host.run(), name="host")
-        trouble = tasks.create_task(_outages(scenario, machines, clock, tasks), name="outages")
+        trouble = tasks.create_task(suffer(scenario.outages, machines.places, clock), name="outages")
         await drive.advance()
         trouble.cancel()
         playing.cancel()
@@ -128,8 +116,3 @@ def _check_judge(scenario: Scenario) -> None:
     tasks = [resolve(task) for task in scenario.workload.tasks]
     if any(task.judged for task in tasks) and not scenario.cluster.of_role("reward"):
         raise ConfigError("workload.tasks: some are judged, but cluster.pools has none with role: reward")
-
-
-async def _outages(scenario: Scenario, machines: Machines, clock: Clock, tasks: asyncio.TaskGroup) -> None:
-    outages = [Outage("engine", outage.engine, outage.at, outage.seconds) for outage in scenario.outages]
-    await suffer(outages, machines.seats, (), clock, tasks)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import accumulate
 
 from rollweave.config.training import GiGPOAdvantage, GRPOAdvantage, ReinforcePlusAdvantage, RLOOAdvantage
 from rollweave.trajectory import Batch, Group, Trajectory
@@ -119,12 +120,8 @@ def turn_rewards(trajectory: Trajectory) -> list[float]:
 
 def turn_returns(trajectory: Trajectory, gamma: float) -> list[float]:
     """The return of each turn: its reward and the later rewards, discounted per turn."""
-    found: list[float] = []
-    following = 0.0
-    for reward in reversed(turn_rewards(trajectory)):
-        following = reward + gamma * following
-        found.append(following)
-    return found[::-1]
+    backwards = accumulate(reversed(turn_rewards(trajectory)), lambda following, reward: reward + gamma * following)
+    return list(backwards)[::-1]
 
 
 def token_rewards(trajectory: Trajectory) -> list[float]:

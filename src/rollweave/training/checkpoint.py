@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,8 +31,6 @@ STATE = Path("state")
 DRIVER = STATE / "driver.json"
 SIDECAR = STATE / "driver.npz"
 MANIFEST = STATE / "manifest.json"
-ASIDE = "set-aside-"
-_NAME = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +51,8 @@ def write(folder: Path, fill: Callable[[Path], None], driver: DriverFiles = NO_D
         raise RunFolderError(f"checkpoint {folder} exists already and is never overwritten; choose another folder")
     try:
         with atomic_folder(folder) as partial:
+            (partial / STATE).mkdir()
             fill(partial)
-            (partial / STATE).mkdir(exist_ok=True)
             (partial / DRIVER).write_text(driver.text, encoding="utf-8")
             np.savez(partial / SIDECAR, **driver.arrays)  # type: ignore[arg-type]
             (partial / MANIFEST).write_text(json.dumps(_manifest(partial), indent=1), encoding="utf-8")
@@ -92,11 +89,12 @@ def damage(folder: Path) -> str | None:
 
 def newest(folder: Path) -> Path | None:
     """The checkpoint of the highest step, or None."""
-    return max(_all(folder), key=step_of, default=None)
+    return next(iter(newest_first(folder)), None)
 
 
 def newest_first(folder: Path) -> list[Path]:
-    return sorted(_all(folder), key=step_of, reverse=True)
+    found = [path for path in folder.glob("step-*") if path.name[len("step-") :].isdecimal() and path.is_dir()]
+    return sorted(found, key=step_of, reverse=True)
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -109,17 +107,13 @@ def prune(folder: Path, keep: int) -> None:
 
 def set_aside(folder: Path) -> Path:
     """Rename a checkpoint, so that a resume does not use it. An older one set aside under this name is deleted."""
-    aside = folder.with_name(f"{ASIDE}{folder.name}")
+    aside = folder.with_name(f"set-aside-{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     return folder.rename(aside)
 
 
 def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
-
-
-def _all(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
 
 
 def _manifest(folder: Path) -> dict[str, tuple[int, str]]:

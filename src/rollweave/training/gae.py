@@ -10,7 +10,6 @@ The head belongs to the trainer. It is saved with the optimiser and is never par
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -42,8 +41,9 @@ def credit(rows: Sequence[PackedRow], batch: Batch, config: GAEAdvantage) -> Met
         values += row.values
         returns += row.returns
     if config.normalise == "std":
-        for row, advantage in zip(rows, whitened([row.advantage for row in rows]), strict=True):
-            row.advantage = advantage
+        whitened = iter(standardised([a for row in rows for a in row.advantage], "std"))
+        for row in rows:
+            row.advantage = [next(whitened) for _ in row.advantage]
     return {"value/explained_variance": explained_variance(values, returns)}
 
 
@@ -59,12 +59,6 @@ def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: fl
     return found[::-1]
 
 
-def whitened(advantages: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The advantages with mean 0 and standard deviation 1 over all tokens."""
-    flat = iter(standardised([a for tokens in advantages for a in tokens], "std"))
-    return [[next(flat) for _ in tokens] for tokens in advantages]
-
-
 def value_loss(new: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
     """Half the squared error per token. With `clip`: the larger of the errors of the value and of the clipped value."""
     error = (new - returns) ** 2
@@ -77,6 +71,6 @@ def value_loss(new: Tensor, old: Tensor, returns: Tensor, clip: float | None) ->
 def explained_variance(values: Sequence[float], returns: Sequence[float]) -> float:
     """1 if the head predicted the returns exactly, 0 if it was no better than a constant, below 0 if it was worse."""
     spread = deviation(returns)
-    if math.isclose(spread, 0.0, abs_tol=1e-12):
+    if spread <= 1e-12:
         return 0.0
     return 1.0 - (deviation([r - v for r, v in zip(returns, values, strict=True)]) / spread) ** 2

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from rollweave.errors import UntrainableBatch
 from rollweave.policies.forward import fill_rows, pad_rows
-from rollweave.trajectory import Batch, Logprobs, Span, TokenIds, Trajectory, Transform
+from rollweave.trajectory import Batch, Logprobs, Span, TokenIds, Trajectory
 
 
 @dataclass(slots=True)
@@ -34,6 +33,8 @@ class PackedRow:
     segments: NDArray[np.int64]
     """The segment of each token, from 0. A segment is the tokens of one answer that one version drew."""
     advantage: list[float] = field(default_factory=list)
+    weight: float = 0.0
+    """The weight of each of its sampled tokens in the loss of the mini-batch."""
     before: list[float] | None = None
     """The trainer's own log-probs before the step, if the loss or the mismatch correction needs them."""
     values: list[float] | None = None
@@ -70,68 +71,54 @@ def rows_of(batch: Batch) -> list[PackedRow]:
     return [_row(trajectory) for trajectory in batch.trajectories()]
 
 
-def micro_batches(rows: Sequence[PackedRow], weights: Sequence[float], budget: int) -> list[MicroBatch]:
-    """Divide rows into passes of at most `budget` padded tokens; `weights` has each row's weight per token."""
+def micro_batches(rows: Sequence[PackedRow], budget: int) -> list[MicroBatch]:
+    """Divide rows into passes of at most `budget` padded tokens."""
     plan = fill_rows([len(row.tokens) for row in rows], budget)
-    return [_micro_batch([rows[i] for i in indices], [weights[i] for i in indices]) for indices in plan]
+    return [_micro_batch([rows[i] for i in indices]) for indices in plan]
 
 
 def _row(trajectory: Trajectory) -> PackedRow:
-    sampled: list[_SampledPart] = []
+    sampled: list[tuple[int, int, Span]] = []  # the number of the turn, the place of the first token, the span
     end = 0
     for number, turn in enumerate(trajectory.turns):
         end += len(turn.observation.tokens)
         for span in turn.answer:
-            if span.version is not None and len(span.tokens):
+            if span.sampled and len(span.tokens):
                 if not end:
                     raise UntrainableBatch(
                         f"trajectory {trajectory.id} begins with a sampled token: nothing predicts it"
                     )
-                sampled.append(_SampledPart(number, end, span, span.version))
+                sampled.append((number, end, span))
             end += len(span.tokens)
-    lengths = [len(part.span.tokens) for part in sampled]
-    comparable = [_comparable(part.span) for part in sampled]
+    lengths = [len(span.tokens) for _, _, span in sampled]
+    comparable = [_comparable(span) for _, _, span in sampled]
+    segments = _segments([(number, span.version) for number, _, span in sampled])
     return PackedRow(
         tokens=trajectory.tokens(),
         group=trajectory.group,
-        columns=np.concatenate([np.arange(p.start, p.start + n) for p, n in zip(sampled, lengths, strict=True)]),
+        columns=np.concatenate([np.arange(start, start + len(span.tokens)) for _, start, span in sampled]),
         behaviour=np.concatenate([logprobs for logprobs, _ in comparable]),
         temperature=np.repeat(np.array([heat for _, heat in comparable], np.float32), lengths),
-        versions=np.repeat(np.array([part.version for part in sampled]), lengths),
-        segments=np.repeat(np.array(_segments(sampled)), lengths),
+        versions=np.repeat(np.array([span.version for _, _, span in sampled]), lengths),
+        segments=np.repeat(np.array(segments), lengths),
     )
 
 
-class _SampledPart(NamedTuple):
-    turn: int
-    start: int
-    """The place of its first token in the row."""
-    span: Span
-    version: int
-
-
-def _segments(sampled: Sequence[_SampledPart]) -> list[int]:
-    """The segment of each part: what one version drew in one answer, even where its span was cut."""
-    numbers = [0]
-    for before, part in pairwise(sampled):
-        numbers.append(numbers[-1] + ((part.turn, part.version) != (before.turn, before.version)))
-    return numbers
+def _segments(drawn: Sequence[tuple[int, int | None]]) -> list[int]:
+    """The segment of each span, given its turn and version: a span that was cut is still one segment."""
+    return list(accumulate((one != other for one, other in pairwise(drawn)), initial=0))
 
 
 def _comparable(span: Span) -> tuple[Logprobs, float]:
     """The engine's log-probs with which the trainer can compare its own, and their temperature (see `losses`)."""
-    assert span.logprobs is not None and span.raw_logprobs is not None and span.transform is not None  # Batch.check
-    if cuts_support(span.transform):
+    transform = span.transform
+    assert span.logprobs is not None and span.raw_logprobs is not None and transform is not None  # Batch.check
+    if transform.greedy or transform.top_p < 1.0 or transform.top_k > 0:  # some tokens could not be drawn at all
         return span.raw_logprobs, 1.0
-    return span.logprobs, span.transform.temperature
+    return span.logprobs, transform.temperature
 
 
-def cuts_support(transform: Transform) -> bool:
-    """Whether some tokens could not be drawn at all, so that the distribution of the draw is not the policy's."""
-    return transform.greedy or transform.top_p < 1.0 or transform.top_k > 0
-
-
-def _micro_batch(rows: list[PackedRow], weights: list[float]) -> MicroBatch:
+def _micro_batch(rows: list[PackedRow]) -> MicroBatch:
     counts = torch.tensor([len(row.columns) for row in rows])
 
     def flat(name: str, dtype: type[np.generic] = np.float32) -> Tensor:
@@ -151,7 +138,7 @@ def _micro_batch(rows: list[PackedRow], weights: list[float]) -> MicroBatch:
         versions=flat("versions", np.int64),
         segments=flat("segments", np.int64) + firsts.repeat_interleave(counts),
         advantage=flat("advantage"),
-        weight=torch.tensor(weights, dtype=torch.float32).repeat_interleave(counts),
+        weight=torch.tensor([row.weight for row in rows], dtype=torch.float32).repeat_interleave(counts),
         before=known("before"),
         values=known("values"),
         returns=known("returns"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,12 +37,12 @@ log = logging.getLogger(__name__)
 class TorchTrainer:
     """Trains the policy in `folder`, which is also the KL reference for the whole run, also after a `load`."""
 
-    def __init__(self, folder: Path, config: TrainingConfig, seed: int, *, version: int = 0) -> None:
+    def __init__(self, folder: Path, config: TrainingConfig, seed: int) -> None:
         from transformers import AutoTokenizer
 
         self.config = config
         self.seed = seed
-        self.version = version
+        self.version = 0
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.reference = load_model(folder).requires_grad_(False) if config.loss.kl_coefficient > 0 else None
         self._install(load_model(folder))
@@ -97,8 +97,9 @@ class TorchTrainer:
 
     def _passes(self, rows: list[PackedRow], with_idle: bool) -> list[MicroBatch]:
         weights = token_weights([len(row.columns) for row in rows], self.config.loss.aggregation)
-        chosen = [(row, weight) for row, weight in zip(rows, weights, strict=True) if with_idle or not row.idle]
-        return micro_batches([r for r, _ in chosen], [w for _, w in chosen], self.config.microbatch_tokens)
+        for row, weight in zip(rows, weights, strict=True):
+            row.weight = weight
+        return micro_batches([row for row in rows if with_idle or not row.idle], self.config.microbatch_tokens)
 
     def _compute_idle(self, rows: list[PackedRow]) -> bool:
         """Whether idle rows are computed too: if a part of the loss has a gradient for them.
@@ -110,7 +111,7 @@ class TorchTrainer:
     @torch.no_grad()
     def _record_before(self, rows: list[PackedRow]) -> None:
         """Record in the rows the policy's log-probs before the step, and the values if there is a head."""
-        for micro in micro_batches(rows, [0.0] * len(rows), self.config.microbatch_tokens):
+        for micro in micro_batches(rows, self.config.microbatch_tokens):
             logprobs, _, values = self._forward(micro)
             lengths = [len(row.columns) for row in micro.members]
             for row, part in zip(micro.members, torch.split(logprobs, lengths), strict=True):
@@ -169,23 +170,11 @@ class TorchTrainer:
         self.optimizer.zero_grad(set_to_none=False)
 
     def _set_learning_rate(self) -> float:
-        config = self.config
-        rate = learning_rate(
-            self.version,
-            peak=config.learning_rate,
-            kind=config.schedule,
-            warmup=config.warmup_steps,
-            total=config.steps,
-            final_share=config.final_learning_rate_share,
-        )
-        for group, factor in zip(self.optimizer.param_groups, self._rate_factors(), strict=True):
+        rate, advantage = learning_rate(self.version, self.config), self.config.advantage
+        factors = [1.0, advantage.value_learning_rate_factor] if isinstance(advantage, GAEAdvantage) else [1.0]
+        for group, factor in zip(self.optimizer.param_groups, factors, strict=True):  # the policy, the value head
             group["lr"] = rate * factor
         return rate
-
-    def _rate_factors(self) -> list[float]:
-        """The factors on the learning rate: for the policy, and for the value head if there is one."""
-        advantage = self.config.advantage
-        return [1.0, advantage.value_learning_rate_factor] if isinstance(advantage, GAEAdvantage) else [1.0]
 
     def _warn(self, metrics: Metrics) -> None:
         if metrics["grad/skipped"]:
@@ -197,13 +186,7 @@ class TorchTrainer:
 
     def weights(self) -> dict[str, Tensor]:
         """The current weights by their Hugging Face names, tied ones once. The next step changes these tensors."""
-        found: dict[str, Tensor] = {}
-        seen: set[int] = set()
-        for name, tensor in self.model.state_dict().items():
-            if tensor.data_ptr() not in seen:
-                seen.add(tensor.data_ptr())
-                found[name] = tensor.detach()
-        return found
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def save(self, folder: Path, driver: checkpoint.DriverFiles = checkpoint.NO_DRIVER) -> None:
         """Write a checkpoint, completely or not at all; `driver` is the control plane's part of it."""
@@ -211,7 +194,6 @@ class TorchTrainer:
 
     def _fill(self, folder: Path) -> None:
         save_model(self.model, self.tokenizer, folder)
-        (folder / STATE).parent.mkdir()
         state = {"version": self.version, "optimizer": self.optimizer.state_dict()}
         if self.head is not None:
             state["value_head"] = self.head.state_dict()
@@ -252,19 +234,19 @@ class TorchTrainer:
         )
 
 
-Schedule = Literal["constant", "linear", "cosine"]
-
-
-def learning_rate(step: int, *, peak: float, kind: Schedule, warmup: int, total: int, final_share: float) -> float:
-    """The rate of train step `step` (from 0): a linear warm-up, then a fall to `final_share` of the peak.
+def learning_rate(step: int, config: TrainingConfig) -> float:
+    """The rate of train step `step` (from 0): a linear warm-up, then the schedule.
 
     It is a pure function of the step, so a checkpoint need not save it.
     """
+    peak, warmup, final_share = config.learning_rate, config.warmup_steps, config.final_learning_rate_share
     if step < warmup:
         return peak * (step + 1) / warmup
-    progress = min(1.0, (step - warmup) / max(1, total - 1 - warmup))
-    if kind == "constant":
-        return peak
-    if kind == "linear":
-        return peak * (1.0 - (1.0 - final_share) * progress)
-    return peak * (final_share + (1.0 - final_share) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+    progress = min(1.0, (step - warmup) / max(1, config.steps - 1 - warmup))
+    match config.schedule:
+        case "constant":
+            return peak
+        case "linear":
+            return peak * (1.0 - (1.0 - final_share) * progress)
+        case "cosine":
+            return peak * (final_share + (1.0 - final_share) * 0.5 * (1.0 + math.cos(math.pi * progress)))

@@ -1,4 +1,4 @@
-"""The scheduler: requests in, one flat forward per step, completions out.
+"""The embedded engine's scheduler: requests in, one flat forward pass per step, completions out.
 
 There is no prefill phase and no decode phase. Every running request wants the keys and values of all its tokens
 computed, and each step moves `computed` towards that: one token for an answer under way, a piece of a prompt for a
@@ -10,11 +10,9 @@ running requests find that they have computed nothing, catch up under the new we
 they go on at once, on the cache of the old weights, and the new span says so. `restart_turn`: what they have sampled of
 their turn is thrown away, and the turn is sampled anew.
 
-Who holds which slot of the KV cache.
-
-A trajectory's slot stays its own between turns, so that the next turn computes only what is new. When a slot is
-needed and none is free, the trajectory that has been idle longest loses its keys and values; they are computed
-again from its tokens when it returns. Trajectories with a running request are never evicted.
+A trajectory keeps its slot of the KV cache between turns, so that the next turn computes only what is new. When a slot
+is needed and none is free, the trajectory that has been idle longest loses its keys and values; they are computed again
+from its tokens when it returns. Trajectories with a running request are never evicted.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ import torch
 
 from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Finish, Pull, Request
-from rollweave.engines.torch.model import Chunk, Inputs, KVCache, forward
+from rollweave.engines.torch.model import Chunk, forward, kv_cache
 from rollweave.engines.torch.sampling import Decoder, draw, finish_of, text_of
 from rollweave.engines.torch.weights import Architecture, FusedWeights, rope_table
 from rollweave.errors import ModelError
@@ -125,9 +123,9 @@ class SlotTable:
 
     def _evict(self) -> bool:
         """Free the slot idle longest; one whose trajectory is about to run is only taken if there is no other."""
-        if not self._idle:
+        victim = min(self._idle.values(), key=lambda context: context.wanted, default=None)
+        if victim is None:
             return False
-        victim = next((c for c in self._idle.values() if not c.wanted), next(iter(self._idle.values())))
         self._vacate(victim)
         self.evictions += 1
         return True
@@ -201,26 +199,28 @@ class Sequence:
 
 
 class TorchEngine:
-    """A `SteppedEngine` over `slots` trajectories of at most `max_context` tokens each."""
+    """A `SteppedEngine` over `slots` trajectories of at most `max_context` tokens each.
+
+    `model` is a causal LM of `transformers`; its weights are copied.
+    """
 
     def __init__(
         self,
-        model_config: Any,
-        tensors: Mapping[str, Any],
+        model: Any,
         tokenizer: Decoder,
         *,
         slots: int,
         prefill_tokens: int,
         max_context: int,
-        version: int = 0,
         in_flight: InFlight = "recompute",
     ) -> None:
-        architecture = Architecture.of(model_config)
+        architecture = Architecture.of(model.config)
         if max_context > architecture.positions:
-            known = architecture.positions
             raise ModelError(
-                f"rollout.max_context is {max_context}, but the model knows {known} positions: lower it to that"
+                f"rollout.max_context is {max_context}, but the model knows {architecture.positions} positions: "
+                "lower it to that"
             )
+        tensors = dict(model.named_parameters())  # names a tied head once, as the checksum does
         self.tokenizer = tokenizer
         self.max_context = max_context
         self.prefill_tokens = prefill_tokens
@@ -233,24 +233,16 @@ class TorchEngine:
             self._weights = FusedWeights(architecture)
             self._weights.load(partial(_hand_over, tensors))
             self._spare: FusedWeights | None = None  # allocated by the first `prepare`
-            self._cache = KVCache(architecture, slots, max_context)
-            self._rope = rope_table(model_config, architecture, max_context)
-        self._stats = EngineStats(version=version, checksum=checksum(tensors))
-
-    @classmethod
-    def from_model(cls, model: Any, tokenizer: Decoder, **options: Any) -> TorchEngine:
-        """From a `transformers` causal LM; its weights are copied."""
-        tensors = model.state_dict()
-        if model.config.tie_word_embeddings:
-            tensors.pop("lm_head.weight", None)  # the embedding's other name: a tensor is named once in a checksum
-        return cls(model.config, tensors, tokenizer, **options)
+            self._cache = kv_cache(architecture, slots, max_context)
+            self._rope = rope_table(model.model.rotary_emb, max_context)
+        self._stats = EngineStats(checksum=checksum(tensors))
 
     @classmethod
     def from_folder(cls, folder: Path | str, **options: Any) -> TorchEngine:
-        """From a Hugging Face folder with a tokenizer."""
+        """Make the engine of a Hugging Face folder with a tokenizer."""
         from transformers import AutoTokenizer
 
-        return cls.from_model(load_model(Path(folder)), AutoTokenizer.from_pretrained(folder), **options)
+        return cls(load_model(Path(folder)), AutoTokenizer.from_pretrained(folder), **options)
 
     # ------------------------------------------------------------------------------- commands, between steps
 
@@ -339,19 +331,16 @@ class TorchEngine:
 
     def _schedule(self) -> list[tuple[Sequence, Chunk]]:
         """What each running request computes in this step: single tokens by slot, then pieces of prompts."""
-        decodes, pieces = [], []
+        work = []
         budget = self.prefill_tokens
         for sequence in self._running.values():
-            context, remaining = sequence.context, sequence.remaining
+            context, count = sequence.context, sequence.remaining
             assert context.slot is not None
-            if remaining == 1:
-                decodes.append((sequence, Chunk(context.slot, context.computed, 1)))
-            elif budget > 0:
-                count = min(remaining, budget)
+            if count > 1:
+                count = min(count, budget)
                 budget -= count
-                pieces.append((sequence, Chunk(context.slot, context.computed, count)))
-        # A piece cut to one token decodes like any other.
-        work = decodes + pieces
+            if count:
+                work.append((sequence, Chunk(context.slot, context.computed, count)))
         work.sort(key=lambda item: (item[1].count > 1, item[1].slot))
         return work
 
@@ -361,27 +350,22 @@ class TorchEngine:
         rows: list[int] = []
         again = count = 0
         for sequence, chunk in work:
-            context = sequence.context
-            pieces.append(context.tokens.view()[chunk.start : chunk.end])
+            pieces.append(sequence.context.tokens.view()[chunk.start : chunk.end])
+            recomputed = sequence.context.advance(chunk.count, self._stats.version)
+            first_time = min(chunk.end, len(sequence.request.tokens)) - chunk.start - recomputed
+            self._stats.prefilled_tokens += max(0, first_time)
+            again += recomputed
             count += chunk.count
-            again += self._count(sequence, chunk)
             if sequence.remaining == 0:
                 ready.append(sequence)
                 rows.append(count - 1)
-        inputs = Inputs.of([chunk for _, chunk in work], np.concatenate(pieces), rows, self._cache.token_bytes)
-        logits = forward(self._weights, self._cache, self._rope, inputs)
+        chunks, tokens = [chunk for _, chunk in work], np.concatenate(pieces)
+        logits = forward(self._weights, self._cache, self._rope, chunks, tokens, rows)
         completions = self._sample(ready, logits) if ready else []
         self._stats.steps += 1
         self._stats.recomputed_tokens += again
         self._stats.recompute_seconds += (time.perf_counter() - started) * again / count
         return completions
-
-    def _count(self, sequence: Sequence, chunk: Chunk) -> int:
-        """Note the chunk as computed; returns the tokens in it that are computed again."""
-        again = sequence.context.advance(chunk.count, self._stats.version)
-        prompt = len(sequence.request.tokens)
-        self._stats.prefilled_tokens += max(0, min(chunk.end, prompt) - chunk.start - again)
-        return again
 
     def _sample(self, ready: list[Sequence], logits: torch.Tensor) -> list[Completion]:
         draws = draw(
@@ -394,14 +378,11 @@ class TorchEngine:
         completions = []
         for sequence, token, behaviour, raw in zip(ready, draws.tokens, draws.behaviour, draws.raw, strict=True):
             sequence.append(token, behaviour, raw, self._stats.version)
-            if finish := self._finish(sequence):
+            room = self.max_context - len(sequence.context.tokens)
+            if finish := finish_of(sequence.answer, sequence.request.sampling, room, self.tokenizer):
                 del self._running[sequence.request.id]
                 completions.append(self._complete(sequence, finish))
         return completions
-
-    def _finish(self, sequence: Sequence) -> Finish | None:
-        room = self.max_context - len(sequence.context.tokens)
-        return finish_of(sequence.answer, sequence.request.sampling, room, self.tokenizer)
 
     def _complete(self, sequence: Sequence, finish: Finish) -> Completion:
         self._table.rest(sequence.context)

@@ -1,4 +1,4 @@
-"""Drawing tokens, reproducibly and for a whole batch at once.
+"""Draws tokens, reproducibly and for a whole batch at once, and decides when an answer is over.
 
 The token at place i of a request is a function of (its seed, i, its logits) and of nothing else: a hash of
 (seed, i) gives one uniform number, and the token is where the cumulative distribution passes it. What else is in
@@ -6,8 +6,6 @@ the batch, and what was drawn before, cannot matter.
 
 Two log-probs are kept. `raw` is the policy's own. `behaviour` belongs to the distribution that was really drawn from,
 after temperature, top-k and top-p, in that order; a greedy draw comes from a point mass, so its log-prob is 0.
-
-When an answer is over.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rollweave.engines.protocol import Finish, Sampling
 
@@ -34,7 +33,7 @@ class Draws:
     raw: list[float]
 
 
-def draw(logits: torch.Tensor, samplings: Sequence[Sampling], seeds: Sequence[int], places: Sequence[int]) -> Draws:
+def draw(logits: Tensor, samplings: Sequence[Sampling], seeds: Sequence[int], places: Sequence[int]) -> Draws:
     """Draw one token per row of `logits` [rows, vocabulary]."""
     raw = logits - logits.logsumexp(1, keepdim=True)
     greedy = torch.tensor([s.temperature == 0.0 for s in samplings])
@@ -52,7 +51,7 @@ def draw(logits: torch.Tensor, samplings: Sequence[Sampling], seeds: Sequence[in
     return Draws(tokens[:, 0].tolist(), behaviour[:, 0].tolist(), raw.gather(1, tokens)[:, 0].tolist())
 
 
-def _weights(raw: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+def _weights(raw: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Unnormalised probabilities after temperature, top-k and top-p."""
     temperatures = [s.temperature or 1.0 for s in samplings]
     if any(t != 1.0 for t in temperatures):
@@ -66,7 +65,7 @@ def _weights(raw: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
     return weights
 
 
-def _cut(weights: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+def _cut(weights: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Zero what top-k and then top-p leave out."""
     vocabulary = weights.shape[1]
     top_k = torch.tensor([min(s.top_k or vocabulary, vocabulary) for s in samplings])[:, None]
@@ -79,7 +78,7 @@ def _cut(weights: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
     return weights.masked_fill_(weights < floor, 0.0)
 
 
-def _floor(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, candidates: int) -> torch.Tensor | None:
+def _floor(weights: Tensor, top_k: Tensor, top_p: Tensor, candidates: int) -> Tensor | None:
     """Each row's smallest weight that is kept; None if a row's nucleus reaches beyond its `candidates` largest.
 
     The nucleus is the smallest set of most likely tokens that holds at least top-p of the mass.
@@ -96,12 +95,12 @@ def _floor(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, cand
     return largest.gather(1, kept - 1)
 
 
-def _invert(cumulative: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+def _invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
     """The first token whose cumulative weight exceeds uniform * total; tokens of weight 0 never are."""
     return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
 
 
-def uniforms(seeds: Sequence[int], places: Sequence[int]) -> torch.Tensor:
+def uniforms(seeds: Sequence[int], places: Sequence[int]) -> Tensor:
     """A number in [0, 1) per (seed, place), by splitmix64.
 
     23 bits, so that the float32 product with a total stays below that total.
@@ -127,9 +126,8 @@ class Decoder(Protocol):
 
 def finish_of(answer: list[int], sampling: Sampling, room: int, decoder: Decoder) -> Finish | None:
     """Whether the answer ends with its newest token. `room`: tokens the context could still take."""
-    if answer[-1] in sampling.stop_tokens:
-        return "stop"
-    if sampling.stop_strings and _holds_stop_string(answer, sampling.stop_strings, decoder):
+    stops = sampling.stop_strings
+    if answer[-1] in sampling.stop_tokens or (stops and _holds_stop_string(answer, stops, decoder)):
         return "stop"
     if len(answer) >= sampling.max_tokens or room <= 0:
         return "length"

@@ -1,4 +1,7 @@
-"""The weights as the engine computes with them: fused, preallocated, filled from Hugging Face names.
+"""The decoders that the engine can run, and their weights: fused, preallocated, filled from Hugging Face names.
+
+All supported decoders have the same parts (RMSNorm, rotary attention with grouped heads, SwiGLU) and a few switches.
+`Architecture.of` refuses a config that asks for anything else, because the engine would compute it wrongly.
 
 Query, key and value are one matrix, gate and up another: fewer and larger GEMMs. The rows of query and key are
 reordered so that the two halves Hugging Face rotates against each other lie side by side as one complex number;
@@ -6,11 +9,6 @@ rotary embedding is then a single complex multiplication, and dot products do no
 
 A set is allocated once and filled in place, so that an update costs one copy and no page faults: the engine keeps
 two sets and swaps them.
-
-Which decoders the engine can run, read from a Hugging Face config.
-
-All of them are the same machine (RMSNorm, rotary attention with grouped heads, SwiGLU) with a few switches.
-A config that asks for anything beyond those switches is refused here rather than computed wrongly later.
 """
 
 from __future__ import annotations
@@ -20,11 +18,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from rollweave.errors import ModelError
+from rollweave.policies.prepare import SUPPORTED
 from rollweave.weights.buckets import Into, RawTensor
 
-SUPPORTED = ("llama", "qwen2", "qwen3")
 # Scalings whose frequencies do not depend on the length of the sequence at hand.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -45,6 +44,11 @@ class Architecture:
     tied: bool
     qkv_bias: bool
     qk_norm: bool
+
+    @property
+    def kv_bytes(self) -> int:
+        """The size of the keys and values of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * 4
 
     @classmethod
     def of(cls, config: Any) -> Architecture:
@@ -85,21 +89,10 @@ def _unsupported(config: Any) -> str | None:
     return None
 
 
-def rope_table(config: Any, architecture: Architecture, positions: int) -> torch.Tensor:
-    """Rotations per position as unit complex numbers, [positions, head_dim / 2]."""
-    frequencies, scale = _rope_frequencies(config, architecture.head_dim)
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
-    return torch.complex(angles.cos() * scale, angles.sin() * scale)
-
-
-def _rope_frequencies(config: Any, head_dim: int) -> tuple[torch.Tensor, float]:
-    if (kind := config.rope_parameters["rope_type"]) == "default":
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        return 1.0 / (config.rope_parameters["rope_theta"] ** exponents), 1.0
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    return frequencies, float(scale)
+def rope_table(rotary: Any, positions: int) -> Tensor:
+    """The model's rotations per position as (scaled) unit complex numbers, [positions, head_dim / 2]."""
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * rotary.inv_freq
+    return torch.complex(angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling)
 
 
 T = TypeVar("T")
@@ -132,13 +125,11 @@ class FusedWeights:
 
     def load(self, fill: Callable[[Into], T]) -> T:
         """Fill every tensor: `fill` hands over the Hugging Face tensors, in any order; returns what it returns."""
-        places = {place.name: place for place in self._places()}
-        missing = dict.fromkeys(places)
+        missing = {place.name: place for place in self._places()}
 
         def put(name: str, tensor: RawTensor) -> None:
-            if name in places:  # a tied head or a buffer may come too
-                places[name].fill(tensor)
-                missing.pop(name, None)
+            if place := missing.pop(name, None):  # a tied head or a buffer may come too
+                place.fill(tensor)
 
         answer = fill(put)
         if missing:
@@ -171,7 +162,7 @@ class FusedWeights:
         yield FusedTarget(f"{name}.mlp.up_proj.weight", layer.gate_up[a.intermediate :])
         yield FusedTarget(f"{name}.mlp.down_proj.weight", layer.down)
 
-    def _qkv_places(self, name: str, kind: str, into: torch.Tensor) -> Iterator[FusedTarget]:
+    def _qkv_places(self, name: str, kind: str, into: Tensor) -> Iterator[FusedTarget]:
         a = self.architecture
         query, key, value = torch.split_with_sizes(into, [h * a.head_dim for h in (a.heads, a.kv_heads, a.kv_heads)])
         yield FusedTarget(f"{name}.q_proj.{kind}", query, a.head_dim)
@@ -184,7 +175,7 @@ class FusedTarget:
     """Where a Hugging Face tensor belongs among the fused ones."""
 
     name: str
-    into: torch.Tensor
+    into: Tensor
     paired: int = 0
     """The size of a head, if the rows of each are reordered."""
     shape: tuple[int, ...] | None = None
@@ -203,7 +194,7 @@ class FusedTarget:
         self.into.copy_(_paired(source, self.paired) if self.paired else source)
 
 
-def _paired(source: torch.Tensor, head_dim: int) -> torch.Tensor:
+def _paired(source: Tensor, head_dim: int) -> Tensor:
     """Rows (j, j + head_dim / 2) of every head side by side."""
     halves = source.reshape(-1, 2, head_dim // 2, *source.shape[1:])
     return halves.transpose(1, 2).reshape(source.shape)

@@ -1,17 +1,16 @@
-"""Reads a run folder for the report, whether the run has ended, crashed or is still going."""
+"""Reads a run folder for `report` and `status`, whether the run has ended, crashed or is still going."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rollweave.errors import RunFolderError
-from rollweave.observability import jsonl
+from rollweave.observability.jsonl import read_object
 from rollweave.observability.metrics import read_metrics
 from rollweave.observability.summary import Summary, is_train_step, names, summarise
 
@@ -20,7 +19,7 @@ RecordedRow = Mapping[str, Any]
 
 @dataclass(slots=True)
 class RunRecord:
-    """Everything that a run folder says about its run."""
+    """What a run folder says about its run, apart from its events and transcripts."""
 
     folder: Path
     name: str
@@ -31,11 +30,11 @@ class RunRecord:
     rows: Sequence[RecordedRow]
     steps: Sequence[RecordedRow]
     """The rows of train steps."""
-    transcripts: Sequence[RecordedRow]
-    events: Sequence[RecordedRow]
     summary: Summary
+    """From summary.json; made from the metrics if the run is not finished."""
     finished: bool
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
+    """Lines that could not be read, and steps whose curves may mislead."""
 
     def points(self, key: str) -> list[tuple[float, float]]:
         """(step, value) for each step with a number for this key."""
@@ -68,8 +67,6 @@ def load_run(folder: Path) -> RunRecord:
             f"{_runs_below(folder)}Runs are written by `rollweave train JOB.yaml --out DIR`"
         )
     metrics = read_metrics(folder)
-    transcripts = jsonl.read(folder / "trajectories.jsonl")
-    events = jsonl.read(folder / "events.jsonl")
     config = folder / "config.yaml"
     text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
     settings = _settings(text)
@@ -82,11 +79,9 @@ def load_run(folder: Path) -> RunRecord:
         settings=settings,
         rows=metrics.rows,
         steps=[row for row in metrics.rows if is_train_step(row)],
-        transcripts=transcripts.rows,
-        events=events.rows,
         summary=summary or summarise(name, metrics.rows, "interrupted"),
         finished=summary is not None,
-        notes=[*metrics.notes, *transcripts.notes, *events.notes, *_warnings(metrics.rows)],
+        notes=[*metrics.notes, *_warnings(metrics.rows)],
     )
 
 
@@ -121,6 +116,6 @@ def _settings(text: str) -> Mapping[str, Any]:
 def _summary(folder: Path) -> Summary | None:
     """Read summary.json if there is one. A summary of another release is ignored: it can be made from the metrics."""
     try:
-        return Summary(**json.loads((folder / "summary.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return Summary(**read_object(folder / "summary.json"))
+    except TypeError:
         return None

@@ -8,41 +8,35 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from rollweave.errors import RunFolderError
+from rollweave.observability.jsonl import read, replace_file, writing
 from rollweave.observability.report import charts, sections
 from rollweave.observability.report.data import RunRecord, load_run
-from rollweave.observability.report.sections import prediction
 from rollweave.observability.report.svg import asset
 
 
 def write_report(run: Path, output: Path) -> Path:
     """Write the page of a run folder (the run may still be going), and return its path."""
     html = page(load_run(run))
-    try:
+    with writing(f"the report to {output}", "Choose another file with -o"):
         output.parent.mkdir(parents=True, exist_ok=True)
-        partial = output.with_name(output.name + ".partial")  # so that a full disk leaves no half page
-        partial.write_text(html, encoding="utf-8")
-        partial.replace(output)
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot write the report to {output}: {error.strerror}. Choose another file with -o"
-        ) from error
+        replace_file(output, html)
     return output
 
 
 def page(run: RunRecord) -> str:
+    transcripts, events = read(run.folder / "trajectories.jsonl"), read(run.folder / "events.jsonl")
     body = [
-        sections.heading(run),
+        sections.heading(run, [*run.notes, *transcripts.notes, *events.notes]),
         sections.tiles(run),
         charts.learning_curve(run),
         _grid(charts.time_per_phase(run), charts.idle_shares(run), charts.staleness(run), charts.throughput(run)),
         _thirds("Queue", charts.queue(run)),
         _thirds("What was consumed", charts.fate(run)),
         _thirds("Off-policy", charts.off_policy(run)),
-        prediction(run),
+        sections.prediction(run),
         sections.ledger(run),
-        sections.waits(run),
-        sections.transcripts(run),
+        sections.waits(events.rows),
+        sections.transcripts(transcripts.rows),
         sections.configuration(run),
     ]
     return (

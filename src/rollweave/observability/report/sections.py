@@ -7,19 +7,20 @@ names of the metrics as keys; `rollweave report RUN --profile FILE` writes it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from rollweave.errors import RunFolderError
+from rollweave.observability.jsonl import read_object, writing
 from rollweave.observability.report.data import RecordedRow, RunRecord
 from rollweave.observability.text import duration, number, percent
 
 WAITS_SHOWN = 20
 
 
-def heading(run: RunRecord) -> str:
+def heading(run: RunRecord, notes: Sequence[str]) -> str:
     reason = run.summary.exit_reason if run.finished else "unfinished"
     word, style = {
         "target": ("target reached", "good"),
@@ -28,24 +29,16 @@ def heading(run: RunRecord) -> str:
         "failed": ("failed", "bad"),
         "unfinished": ("no summary yet: running, or killed", "warn"),
     }[reason]
-    facts = [
-        run.setting("environment", "type"),
-        run.setting("model", "type"),
-        _mode(run),
-        run.setting("runtime", "type"),
-    ]
+    alpha, mode = run.setting("pipeline", "alpha"), run.setting("pipeline", "type")
+    if isinstance(alpha, int | float):
+        mode = f"{mode}, α = {alpha:g}"
+    facts = [run.setting("environment", "type"), run.setting("model", "type"), mode, run.setting("runtime", "type")]
     line = " · ".join(str(fact) for fact in facts if fact)
-    notes = [*run.notes, *([run.summary.error] if run.summary.error else [])]
     return (
         f'<header><h1>{escape(run.name)}</h1><span class="pill {style}">{word}</span>'
-        f'<div class="sub">{escape(line)}</div></header>' + "".join(f'<p class="note">{escape(n)}</p>' for n in notes)
+        f'<div class="sub">{escape(line)}</div></header>'
+        + "".join(f'<p class="note">{escape(note)}</p>' for note in [*notes, run.summary.error] if note)
     )
-
-
-def _mode(run: RunRecord) -> str | None:
-    alpha = run.setting("pipeline", "alpha")
-    mode = run.setting("pipeline", "type")
-    return f"{mode}, α = {alpha:g}" if isinstance(alpha, int | float) else mode
 
 
 def tiles(run: RunRecord) -> str:
@@ -90,43 +83,37 @@ def _tile(label: str, value: str, more: str) -> str:
 
 def _mean(run: RunRecord, key: str) -> float | None:
     values = [y for _, y in run.points(key)]
-    return sum(values) / len(values) if values else None
+    return fmean(values) if values else None
 
 
 def ledger(run: RunRecord) -> str:
-    summary = run.summary
+    tokens = {"trained": run.summary.tokens_trained, **run.summary.tokens_wasted}
     tables = [
-        _counts("Tasks", "how every task ended", summary.tasks),
-        _counts("Attempts", "how every attempt ended", summary.attempts),
+        _counts("Tasks", "how every task ended", run.summary.tasks),
+        _counts("Attempts", "how every attempt ended", run.summary.attempts),
+        _counts("Tokens", "how the sampled tokens ended", tokens),
     ]
-    spent = {"trained": run.summary.tokens_trained, **run.summary.tokens_wasted}
-    tables.append(_counts("Tokens", "how the sampled tokens ended", spent))
     return f'<h2>Ledger</h2><div class="tables">{"".join(tables)}</div>'
 
 
 def _counts(title: str, hint: str, counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
-    body = "".join(
-        f'<tr><td>{escape(name)}</td><td class="n">{count:,}</td><td class="n">{_share(count, total)}</td>'
-        f'<td class="bar">{_bar(count, total)}</td></tr>'
-        for name, count in sorted(counts.items(), key=lambda item: -item[1])
-    )
+    ranked = sorted(counts.items(), key=lambda item: -item[1])
+    body = "".join(_count_row(name, count, f"{100 * count / total:.1f}%") for name, count in ranked if total)
     table = f"<table>{body}</table>" if total else '<p class="empty">nothing recorded yet</p>'
     caption = f'<figcaption><b>{title}</b> <span class="hint">{hint}: {total:,}</span></figcaption>'
     return f'<figure class="card">{caption}{table}</figure>'
 
 
-def _share(count: int, total: int) -> str:
-    return f"{100 * count / total:.1f}%" if total else "-"
+def _count_row(name: str, count: int, share: str) -> str:
+    bar = f'<i style="width:{share}"></i>' if count else ""
+    numbers = f'<td class="n">{count:,}</td><td class="n">{share}</td>'
+    return f'<tr><td>{escape(name)}</td>{numbers}<td class="bar">{bar}</td></tr>'
 
 
-def _bar(count: int, total: int) -> str:
-    return f'<i style="width:{100 * count / total:.1f}%"></i>' if count else ""
-
-
-def waits(run: RunRecord) -> str:
+def waits(events: Sequence[RecordedRow]) -> str:
     """The waits that took longer than expected."""
-    slow = [event for event in run.events if event.get("name") == "wait.slow"]
+    slow = [event for event in events if event.get("name") == "wait.slow"]
     if not slow:
         return ""
     rows = "".join(
@@ -139,11 +126,8 @@ def waits(run: RunRecord) -> str:
 
 
 def _inputs(data: Any) -> str:
-    return (
-        " · ".join(f"{key.replace('_', ' ')} {value}" for key, value in data.items())
-        if isinstance(data, Mapping)
-        else ""
-    )
+    inputs = data.items() if isinstance(data, Mapping) else ()
+    return " · ".join(f"{key.replace('_', ' ')} {value}" for key, value in inputs)
 
 
 def chosen(transcripts: Sequence[RecordedRow]) -> list[tuple[str, RecordedRow]]:
@@ -169,39 +153,38 @@ def _reward(row: RecordedRow) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def transcripts(run: RunRecord) -> str:
-    picked = chosen(run.transcripts)
-    body = (
-        "".join(_transcript(label, row) for label, row in picked) or '<p class="empty">no transcripts were written</p>'
-    )
-    hint = f"{len(picked)} of {len(run.transcripts)} in trajectories.jsonl" if picked else ""
+def transcripts(rows: Sequence[RecordedRow]) -> str:
+    picked = chosen(rows)
+    body = "".join(_transcript(label, row) for label, row in picked)
+    body = body or '<p class="empty">no transcripts were written</p>'
+    hint = f"{len(picked)} of {len(rows)} in trajectories.jsonl" if picked else ""
     return f'<h2>Transcripts <span class="hint">{hint}</span></h2>{body}'
 
 
 def _transcript(label: str, row: RecordedRow) -> str:
-    parts = row.get("rewards") or {}
+    rewards = row.get("rewards") or {}
+    parts = ", ".join(f"{name} {number(value)}" for name, value in rewards.items())
     facts = [
         f"step {row.get('step')}",
-        f"reward {number(_reward(row))}" + (f" ({_parts(parts)})" if len(parts) > 1 else ""),
+        f"reward {number(_reward(row))}" + (f" ({parts})" if len(rewards) > 1 else ""),
         str(row.get("outcome")),
         f"{len(row.get('turns') or [])} turns",
         f"staleness {row.get('staleness')}",
         f"group {row.get('group')} member {row.get('member')}",
     ]
-    turns = "".join(_turn(number, turn) for number, turn in enumerate(row.get("turns") or [], start=1))
+    turns = "".join(_turn(index, turn) for index, turn in enumerate(row.get("turns") or [], start=1))
     spans = "".join(f'<span class="hint">{escape(fact)}</span>' for fact in facts)
     return f"<details><summary><b>{escape(label)}</b>{spans}</summary>{turns}</details>"
 
 
-def _parts(parts: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {number(value)}" for name, value in parts.items())
-
-
 def _turn(index: int, turn: Mapping[str, Any]) -> str:
-    reward = turn.get("reward") or 0.0
-    facts = [_versions(turn.get("versions") or []), str(turn.get("finish") or ""), *_seconds(turn.get("seconds") or {})]
-    if reward:
-        facts.insert(0, f"reward {number(reward)}")
+    reward = turn.get("reward")
+    facts = [
+        f"reward {number(reward)}" if reward else "",
+        _versions(turn.get("versions") or []),
+        str(turn.get("finish") or ""),
+        *(f"{name} {spent * 1000:.0f} ms" for name, spent in (turn.get("seconds") or {}).items()),
+    ]
     return (
         f'<div class="turn"><div class="side">turn {index}</div><div>'
         f"<pre>{escape(str(turn.get('observation', '')))}</pre>"
@@ -210,16 +193,11 @@ def _turn(index: int, turn: Mapping[str, Any]) -> str:
     )
 
 
-def _versions(spans: Iterable[Sequence[int]]) -> str:
+def _versions(spans: Sequence[Sequence[int]]) -> str:
     """Write the versions of an answer: `version 3, 14 tokens`, or `version 2 (5 tokens) then 3 (9 tokens)`."""
-    spans = list(spans)
     if len(spans) == 1:
         return f"version {spans[0][0]}, {spans[0][1]} tokens"
     return "version " + " then ".join(f"{v} ({n} tokens)" for v, n in spans) if spans else ""
-
-
-def _seconds(seconds: Mapping[str, float]) -> list[str]:
-    return [f"{name} {spent * 1000:.0f} ms" for name, spent in seconds.items()]
 
 
 def configuration(run: RunRecord) -> str:
@@ -243,16 +221,14 @@ LABELS = {
 
 
 def write_prediction(run: Path, prediction: Mapping[str, float]) -> None:
-    try:
+    with writing(run / FILE):
         (run / FILE).write_text(json.dumps(prediction, indent=1), encoding="utf-8")
-    except OSError as error:
-        raise RunFolderError(f"cannot write {run / FILE}: {error.strerror}") from error
 
 
 def prediction(run: RunRecord) -> str:
     """The section; empty if there is no prediction for this run, or the run is too short to compare."""
-    predicted = _read(run.folder)
-    rows = "".join(_row(run, key, predicted[key]) for key in LABELS if key in predicted)
+    predicted = read_object(run.folder / FILE)
+    rows = "".join(_row(run, key, predicted[key]) for key in LABELS if isinstance(predicted.get(key), int | float))
     if not rows or len(run.steps) <= SKIPPED_STEPS:
         return ""
     head = '<tr><th></th><th class="n">predicted</th><th class="n">measured</th><th class="n">difference</th></tr>'
@@ -264,18 +240,10 @@ def _row(run: RunRecord, key: str, predicted: float) -> str:
     values = [y for _, y in run.points(key)][SKIPPED_STEPS:]
     if not values:
         return ""
-    measured = sum(values) / len(values)
+    measured = fmean(values)
     if key.startswith("idle/"):
         cells = percent(predicted), percent(measured), f"{100 * (predicted - measured):+.0f} points"
     else:
         share = f"{predicted / measured - 1:+.0%}" if measured > 0 else "-"
         cells = duration(predicted), duration(measured), share
     return f"<tr><td>{escape(LABELS[key])}</td>" + "".join(f'<td class="n">{cell}</td>' for cell in cells) + "</tr>"
-
-
-def _read(folder: Path) -> dict[str, float]:
-    try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {key: value for key, value in found.items() if isinstance(value, int | float)}

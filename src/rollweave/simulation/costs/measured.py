@@ -1,4 +1,5 @@
-"""Costs from measurements: where `rollweave profile` has timed this very model on a device, its times are used.
+"""The costs of a scenario's pools. Where `rollweave profile` has timed this very model on a device, its times are used;
+otherwise the roofline.
 
 Everything else about a pool (how many requests fit, how large a cache is) stays as the roofline has it, and so do
 other models on the same device. While generation and training overlap on one machine they share its cores; the
@@ -11,53 +12,63 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from rollweave.config.cluster import TRAINS, Pool
-from rollweave.config.hardware import EngineTimes, Measured, TrainerTimes
+from rollweave.config.hardware import Contention, Device, EngineTimes, Measured, TrainerTimes, WeightTimes
 from rollweave.config.scenario import Scenario
+from rollweave.errors import ConfigError
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.costs.training import TrainingCosts, weight_path
-from rollweave.simulation.durations import constant
-from rollweave.simulation.world.engine import SyncModel
 
 OVERLAPPED = frozenset({"rollart", "areal", "one_off"})
 """Pipelines in which generation goes on while the trainer works."""
 
 
+def measured_on(device: Device, model: str) -> Measured | None:
+    """What was measured of this model on the device."""
+    found = device.measured
+    return found if found is not None and found.model == model else None
+
+
 def measured(scenario: Scenario, pool: Pool) -> Measured | None:
     """What was measured of the scenario's model on this pool's device."""
-    found = scenario.cluster.device(pool).measured
-    return found if found is not None and found.model == scenario.model else None
+    return measured_on(scenario.cluster.device(pool), scenario.model)
+
+
+def contention(scenario: Scenario, pool: Pool) -> Contention:
+    """How much longer the pool takes, if it generates or trains while the other one is at work too."""
+    found = measured(scenario, pool)
+    overlapped = scenario.pipeline.type in OVERLAPPED and pool.role != "colocated"
+    return found.contention if found and overlapped else Contention()
 
 
 def engine_costs(scenario: Scenario, pool: Pool) -> EngineCosts:
-    costs = EngineCosts.of_pool(scenario.spec(), scenario.cluster, pool, scenario.constants)
+    model, size = scenario.spec(), pool.tensor_parallel
+    costs = EngineCosts(model, scenario.cluster.device(pool), scenario.constants, size)
+    costs.slots = pool.slots or costs.slots
+    costs.kv_tokens = pool.kv_tokens or costs.kv_tokens
+    if costs.kv_tokens <= 0:
+        raise ConfigError(
+            f"pool {pool.name}: {model.name} does not fit into {size} x {pool.device} "
+            f"({model.weight_bytes / 1e9:.0f} GB of weights): raise its tensor_parallel"
+        )
     found = measured(scenario, pool)
-    if found is None:
-        return costs
-    return MeasuredEngine(costs, found.engine, found.contention.engine if overlapped(scenario, pool) else 1.0)
+    return MeasuredEngine(costs, found.engine, contention(scenario, pool).engine) if found else costs
 
 
 def training_costs(scenario: Scenario) -> TrainingCosts:
     pools = [pool for pool in scenario.cluster.pools if pool.role in TRAINS]
-    found = measured(scenario, pools[0])
-    if found is None:
-        return TrainingCosts(scenario.spec(), scenario.cluster, pools, scenario.constants)
-    slower = found.contention.trainer if overlapped(scenario, pools[0]) else 1.0
-    return MeasuredTraining(found.trainer, sum(pool.count for pool in pools), slower)
+    if found := measured(scenario, pools[0]):
+        count = sum(pool.count for pool in pools)
+        return MeasuredTraining(found.trainer, count, contention(scenario, pools[0]).trainer)
+    devices = [(scenario.cluster.device(pool), pool.count) for pool in pools]
+    return TrainingCosts(scenario.spec(), devices, scenario.constants)
 
 
-def weight_model(scenario: Scenario) -> SyncModel:
+def weight_times(scenario: Scenario) -> WeightTimes:
     trains = next(pool for pool in scenario.cluster.pools if pool.role in TRAINS)
-    found = measured(scenario, trains)
-    if found is None:
-        path = weight_path(scenario.spec(), scenario.constants, scenario.cluster.cross_cluster_bandwidth)
-        return path.model(scenario.weights.transfer)
-    times = found.weights
-    return SyncModel(constant(times.publish), constant(times.prepare), constant(times.commit))
-
-
-def overlapped(scenario: Scenario, pool: Pool) -> bool:
-    """Whether this pool generates or trains while the other one is at work too."""
-    return scenario.pipeline.type in OVERLAPPED and pool.role != "colocated"
+    if found := measured(scenario, trains):
+        return found.weights
+    path = weight_path(scenario.spec(), scenario.constants, scenario.cluster.cross_cluster_bandwidth)
+    return path.times(scenario.weights.transfer)
 
 
 class MeasuredEngine(EngineCosts):

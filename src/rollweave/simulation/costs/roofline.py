@@ -14,10 +14,8 @@ from __future__ import annotations
 
 from math import ceil
 
-from rollweave.config.cluster import ClusterConfig, Pool
 from rollweave.config.hardware import Constants, Device
 from rollweave.config.models import ModelSpec
-from rollweave.errors import ConfigError
 
 
 class EngineCosts:
@@ -44,18 +42,6 @@ class EngineCosts:
         self._fixed: dict[int, float] = {}
         self._dense = 0.0 if model.experts else model.weight_bytes / self.bandwidth
         """Seconds to read all weights; 0: it depends on which experts are chosen."""
-
-    @classmethod
-    def of_pool(cls, model: ModelSpec, cluster: ClusterConfig, pool: Pool, constants: Constants) -> EngineCosts:
-        costs = cls(model, cluster.device(pool), constants, pool.tensor_parallel)
-        costs.slots = pool.slots or costs.slots
-        costs.kv_tokens = pool.kv_tokens or costs.kv_tokens
-        if costs.kv_tokens <= 0:
-            raise ConfigError(
-                f"pool {pool.name}: {model.name} does not fit into {pool.tensor_parallel} x {pool.device} "
-                f"({model.weight_bytes / 1e9:.0f} GB of weights): raise its tensor_parallel"
-            )
-        return costs
 
     def fixed(self, batch: int) -> float:
         """Seconds of a decode step of this batch beside attention."""

@@ -1,10 +1,9 @@
-"""How long a train step takes: its floating-point operations over what the devices really reach.
+"""How long a train step takes, and how long new weights take from the trainer to the engines.
 
-How long new weights take from the trainer to the engines.
-
-Through the store, the trainer copies them to its host's memory, which it waits for; from there they are pushed once
-over the slow link, and every engine pulls them over a fast one, mostly while it generates. The baseline is a broadcast
-during which all engines and the trainer stand still.
+A step takes its floating-point operations over what the devices really reach. Weights go through the store: the
+trainer copies them to its host's memory, which it waits for; from there they are pushed once over the slow link, and
+every engine pulls them over a fast one, mostly while it generates. The baseline is a broadcast during which all engines
+and the trainer stand still.
 """
 
 from __future__ import annotations
@@ -13,24 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rollweave.config.cluster import ClusterConfig, Pool
-from rollweave.config.hardware import Constants
+from rollweave.config.hardware import Constants, Device, WeightTimes
 from rollweave.config.models import ModelSpec
-from rollweave.simulation.durations import NO_TIME, constant
-from rollweave.simulation.world.engine import SyncModel
 from rollweave.trajectory import Batch
 
 
 class TrainingCosts:
-    def __init__(self, model: ModelSpec, cluster: ClusterConfig, pools: Sequence[Pool], constants: Constants) -> None:
+    def __init__(self, model: ModelSpec, devices: Sequence[tuple[Device, int]], constants: Constants) -> None:
+        """`devices`: of each class, how many."""
         self._model = model
         self._constants = constants
         self.flops = sum(
-            pool.count
-            * cluster.device(pool).tflops
-            * 1e12
-            * (cluster.device(pool).training_efficiency or constants.training_efficiency)
-            for pool in pools
+            count * device.tflops * 1e12 * (device.training_efficiency or constants.training_efficiency)
+            for device, count in devices
         )
 
     def seconds(self, batch: Batch) -> float:
@@ -56,11 +50,11 @@ class WeightPath:
     """Of the pull, what the engine stands still for."""
     broadcast: float
 
-    def model(self, transfer: Literal["background", "blocking"]) -> SyncModel:
+    def times(self, transfer: Literal["background", "blocking"]) -> WeightTimes:
         if transfer == "blocking":
-            return SyncModel(NO_TIME, constant(self.broadcast), NO_TIME)
+            return WeightTimes(publish=0.0, prepare=self.broadcast, commit=0.0)
         hidden = self.push + self.pull - self.exposed
-        return SyncModel(constant(self.snapshot), constant(hidden), constant(self.exposed))
+        return WeightTimes(publish=self.snapshot, prepare=hidden, commit=self.exposed)
 
 
 def weight_path(model: ModelSpec, constants: Constants, push_bandwidth: float | None = None) -> WeightPath:

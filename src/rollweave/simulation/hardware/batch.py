@@ -1,24 +1,14 @@
-"""Continuous batching: who runs, who waits, and when the batch changes next. No clock of its own, no asyncio.
+"""Continuous batching: which requests run or wait, and when the batch changes next. No clock of its own, no asyncio.
 
 Every request that runs gains one token a step. So the batch keeps a count of steps, a heap of the steps at which
-requests end, and the time its present stretch of steps began; between two changes everything follows from those
-(`Stretch`).
-
-KV caches of trajectories whose environment is at work: kept while there is room, the oldest go first.
-
-A stretch of engine steps between two changes of the batch, in closed form.
-
-Step j (from 0) of a batch of b requests whose caches hold S tokens at the beginning takes
-
-    fixed + per_token * (S + j*b)      and, for the first `steps_more` of them, `more / steps_more` on top
-
-The extra is context that is computed beside the decoding (chunked prefill).
+requests end, and the time its present stretch of steps began; between two changes everything follows from those.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
+from dataclasses import dataclass
 from math import ceil, floor, sqrt
 from typing import NamedTuple
 
@@ -35,6 +25,8 @@ class IdleCache(NamedTuple):
 
 
 class IdleCaches:
+    """KV caches of trajectories whose environment is at work: kept while there is room, the oldest go first."""
+
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
         """Off: every turn computes its whole context."""
@@ -63,27 +55,31 @@ class IdleCaches:
         return evicted
 
 
+@dataclass(slots=True)
 class Stretch:
-    __slots__ = (
-        *("batch", "cached", "extra", "fixed", "more", "pairs_more", "per_token"),
-        *("steps_more", "tokens_more"),
-    )
+    """The engine steps between two changes of the batch, in closed form.
 
-    def __init__(self) -> None:
-        self.batch = 0
-        self.cached = 0
-        """Tokens in the caches of the batch now."""
-        self.fixed = 0.0
-        self.per_token = 0.0
-        self.more = 0.0
-        """Seconds of context still to be computed ..."""
-        self.steps_more = 0
-        """... over so many steps ..."""
-        self.tokens_more = 0.0
-        """... of so many tokens: a request that joins before they are computed shares their steps."""
-        self.pairs_more = 0.0
-        self.extra = 0.0
-        """Seconds of `more` for other things than new context: caches rebuilt under new weights, waking up."""
+    Step j (from 0) of a batch of b requests whose caches hold S tokens at the beginning takes
+
+        fixed + per_token * (S + j*b)      and, for the first `steps_more` of them, `more / steps_more` on top
+
+    The extra is context that is computed beside the decoding (chunked prefill).
+    """
+
+    per_token: float
+    fixed: float = 0.0
+    batch: int = 0
+    cached: int = 0
+    """Tokens in the caches of the batch now."""
+    more: float = 0.0
+    """Seconds of context still to be computed ..."""
+    steps_more: int = 0
+    """... over so many steps ..."""
+    tokens_more: float = 0.0
+    """... of so many tokens: a request that joins before they are computed shares their steps."""
+    pairs_more: float = 0.0
+    extra: float = 0.0
+    """Seconds of `more` for other things than new context: caches rebuilt under new weights, waking up."""
 
     def seconds(self, steps: int) -> float:
         """How long so many steps take from now on."""
@@ -142,10 +138,9 @@ class ContinuousBatch:
         """When step `step` was, or will be, over: the stretch counts from there."""
         self._in_flight = in_flight
         self._ends: list[tuple[int, int, GpuAnswer]] = []
-        """(last step, ticket, turn), a heap; who has left meanwhile, or came back with another ticket, is skipped."""
+        """(last step, ticket, turn), a heap; turns that left meanwhile or came back with another ticket are skipped."""
         self._tickets = 0
-        self._stretch = Stretch()
-        self._stretch.per_token = costs.per_cached_token
+        self._stretch = Stretch(costs.per_cached_token)
         self._sampling = Sampling()
         self._transform = self._sampling.transform
         self._watermark = int(costs.constants.kv_watermark * costs.kv_tokens)
@@ -178,7 +173,7 @@ class ContinuousBatch:
         self._stretch.advance(steps)
 
     def next_change(self) -> tuple[int, float]:
-        """Let in who waits; after how many steps, and seconds, the batch changes next. Only with a request in it."""
+        """Let waiting requests in; after how many steps, and seconds, the batch changes next."""
         ends = self._ends
         if self.waiting and not (ends and ends[0][0] <= self.step):  # else a request leaves first
             self._let_in()
@@ -197,7 +192,7 @@ class ContinuousBatch:
             steps = room // running
         return steps if steps > 0 else 0
 
-    # ------------------------------------------------------------------------------------------------- who comes
+    # ---------------------------------------------------------------------------------------------------- joining
 
     def _let_in(self) -> None:
         costs, stretch, running = self.costs, self._stretch, self.running
@@ -264,10 +259,10 @@ class ContinuousBatch:
         batch = self._stretch.batch = len(self.running)
         self._stretch.fixed = self.costs.fixed(batch)
 
-    # ------------------------------------------------------------------------------------------------- who leaves
+    # ---------------------------------------------------------------------------------------------------- leaving
 
     def end_due(self) -> list[GpuAnswer]:
-        """Who has drawn the last token."""
+        """Take out, and return, the requests that have drawn their last token."""
         ends, step, ended = self._ends, self.step, []
         while ends and ends[0][0] <= step:
             _, ticket, turn = heapq.heappop(ends)
@@ -278,18 +273,16 @@ class ContinuousBatch:
         return ended
 
     def make_room(self) -> None:
-        """Preempt who joined last while the caches do not fit."""
+        """Preempt the request that joined last, while the caches do not fit."""
         while len(self.running) > 1 and self._stretch.cached + len(self.running) > self.costs.kv_tokens:
             self._preempt(next(reversed(self.running.values())))
 
     def withdraw(self, turn: GpuAnswer, step: int) -> None:
-        """The caller has gone, or wants it to end; what was drawn up to this step counts as sampled."""
+        """It is aborted; what was drawn up to this step counts as sampled."""
         if turn.ticket:
             self._leave(turn, step)
-        elif turn in self.waiting:
+        else:
             self.waiting.remove(turn)
-        else:  # it has ended already
-            return
         self.stats.sampled_tokens += turn.drawn
 
     def _leave(self, turn: GpuAnswer, step: int | None = None, keep_cache: bool = True) -> None:
@@ -321,7 +314,7 @@ class ContinuousBatch:
     # ------------------------------------------------------------------------------------------------ new weights
 
     def recompute_all(self) -> None:
-        """Rebuild the caches of the batch under the new weights, before anybody decodes."""
+        """Rebuild the caches of the batch under the new weights, before the next token is decoded."""
         contexts = [turn.context + turn.drawn_at(self.step) - turn.drawn for turn in self.running.values()]
         if not contexts:
             return

@@ -20,12 +20,13 @@ from dataclasses import replace
 
 from rollweave.clock import Clock
 from rollweave.config.control import InFlight
+from rollweave.config.hardware import WeightTimes
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.observability.events import Emitter
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.hardware.answer import GpuAnswer
 from rollweave.simulation.hardware.batch import ContinuousBatch
-from rollweave.simulation.world.engine import ModelledEngine, SyncModel, simulated_fingerprint
+from rollweave.simulation.hardware.modelled import NO_TIME, ModelledEngine, simulated_fingerprint
 from rollweave.trajectory import TokenIds
 
 
@@ -37,13 +38,13 @@ class GpuEngine(ModelledEngine):
         script: Callable[[Request], TokenIds],
         *,
         in_flight: InFlight = "recompute",
-        sync: SyncModel | None = None,
+        weights: WeightTimes = NO_TIME,
         number: int = 0,
         prefix_cache: bool = True,
         recorder: Emitter | None = None,
     ) -> None:
         """`script` says what the answer to a request will be; `recorder` hears of every turn."""
-        super().__init__(clock, sync, number)
+        super().__init__(clock, number, weights)
         self._batch = ContinuousBatch(costs, in_flight, prefix_cache)
         self._in_flight = in_flight
         self._script = script
@@ -69,9 +70,15 @@ class GpuEngine(ModelledEngine):
     def abort(self, request_id: str) -> None:
         batch = self._batch
         turn = batch.running.get(request_id) or next((t for t in batch.waiting if t.request.id == request_id), None)
-        if turn is not None:
-            self._withdraw(turn)
-            turn.answer(turn.completion(aborted=True))
+        if turn is None:
+            return
+        done = self._steps_done()
+        if not self._standing:
+            batch.to_boundary(self._clock.now())
+        batch.withdraw(turn, done)
+        if not self._standing:
+            self._plan()
+        turn.answer(turn.completion(aborted=True))
 
     def release(self, trajectory: str) -> None:
         self._batch.caches.take(trajectory)
@@ -89,7 +96,10 @@ class GpuEngine(ModelledEngine):
     async def resume(self) -> None:
         self._check_alive()
         self._suspensions -= 1
-        self._go_on()
+        self._standing = self._suspensions > 0
+        if not self._standing:
+            self._batch.since = max(self._batch.since, self._clock.now())
+            self._plan()
 
     async def commit(self, version: int) -> None:
         await self._swap(version)
@@ -160,18 +170,11 @@ class GpuEngine(ModelledEngine):
         for turn in self._batch.end_due():
             turn.answer(turn.completion())
             if self._recorder is not None:
-                self._tell(self._recorder, turn)
+                id, tag, seconds = turn.request.id, turn.request.tag, self._clock.now() - turn.asked
+                self._recorder.emit("turn.end", id=id, tag=tag, engine=self.number, tokens=turn.drawn, seconds=seconds)
 
     def _steps_done(self) -> int:
         return self._batch.step if self._standing else self._batch.steps_done(self._clock.now())
-
-    def _withdraw(self, turn: GpuAnswer) -> None:
-        done = self._steps_done()
-        if not self._standing:
-            self._batch.to_boundary(self._clock.now())
-        self._batch.withdraw(turn, done)
-        if not self._standing:
-            self._plan()
 
     def _stand_still(self) -> None:
         if not self._standing:
@@ -179,17 +182,7 @@ class GpuEngine(ModelledEngine):
             self._stop_timer()
             self._standing = True
 
-    def _go_on(self) -> None:
-        self._standing = self._suspensions > 0 or self._dead
-        if not self._standing:
-            self._batch.since = max(self._batch.since, self._clock.now())
-            self._plan()
-
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _tell(self, recorder: Emitter, turn: GpuAnswer) -> None:
-        id, tag, seconds = turn.request.id, turn.request.tag, self._clock.now() - turn.asked
-        recorder.emit("turn.end", id=id, tag=tag, engine=self.number, tokens=turn.drawn, seconds=seconds)

@@ -21,10 +21,9 @@ from rollweave.config.scenario import Scenario
 from rollweave.engines.protocol import Request
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.errors import EnvironmentFailed
-from rollweave.simulation.costs.measured import measured, overlapped
+from rollweave.simulation.costs.measured import contention, measured
 from rollweave.simulation.hardware.judge import Judge
 from rollweave.simulation.workloads.episode import NEVER, EpisodeScript, Workload
-from rollweave.simulation.world.environment import StepRewards
 from rollweave.tasks import Task
 from rollweave.trajectory import ENDLESS, TokenIds, Trajectory, repeat_item
 
@@ -80,16 +79,21 @@ class Scripts:
 
 
 class WorkloadEnvironment:
-    def __init__(self, episode: EpisodeScript, clock: Clock, scripts: Scripts) -> None:
+    """An episode of the workload; where the host's line was measured, its answers pass through it."""
+
+    def __init__(self, episode: EpisodeScript, clock: Clock, scripts: Scripts, line: HostLine | None) -> None:
         self._episode = episode
         self._clock = clock
         self._scripts = scripts
+        self._line = line
         self._script = scripts.begin()
         self._turn = 0
 
     async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
         await self._clock.sleep(0)  # even a reset in no time lets the others of the batch begin
         await self._take(self._episode.reset_seconds, -1)
+        if self._line is not None:
+            await self._line.pass_on()
         return self._script.show(self._episode.observations[0], self._episode.answers[0])
 
     async def step(self, action: str) -> StepResult:
@@ -99,6 +103,8 @@ class WorkloadEnvironment:
             await self._clock.sleep(seconds)
         else:
             await self._take(seconds, turn)
+        if self._line is not None:
+            await self._line.pass_on()
         self._turn = turn = turn + 1
         if turn == len(episode.answers):
             return StepResult("", episode.reward, done=True)
@@ -116,7 +122,7 @@ class WorkloadEnvironment:
             raise EnvironmentFailed("injected failure")
 
 
-class WorkloadRewards(StepRewards):
+class WorkloadRewards:
     """The environment's reward, after the time that a rule or the judge takes for it."""
 
     def __init__(self, workload: Workload, judge: Judge | None, clock: Clock) -> None:
@@ -136,7 +142,7 @@ class WorkloadRewards(StepRewards):
             seconds = self._workload.reward_seconds(trajectory)
             if seconds > 0:
                 await self._clock.sleep(seconds)
-        await super().score(trajectory)
+        trajectory.rewards = {"environment": sum(turn.reward for turn in trajectory.turns)}
 
 
 def environments(
@@ -145,10 +151,8 @@ def environments(
     """Makes the environments of a scenario, behind the host's line where one was measured."""
     pool = next(pool for pool in scenario.cluster.pools if pool.role in GENERATES)
     found = measured(scenario, pool)
-    if found is None:
-        return lambda task: WorkloadEnvironment(workload.episode(task), clock, scripts)
-    line = HostLine(found.host, found.contention.host if overlapped(scenario, pool) else 1.0, clock)
-    return lambda task: HostedEnvironment(workload.episode(task), clock, scripts, line)
+    line = HostLine(found.host, contention(scenario, pool).host, clock) if found else None
+    return lambda task: WorkloadEnvironment(workload.episode(task), clock, scripts, line)
 
 
 class HostLine:
@@ -191,21 +195,3 @@ class HostLine:
         if self._next:
             waiting, self._next = self._next, []
             self._begin(waiting)
-
-
-class HostedEnvironment(WorkloadEnvironment):
-    """An environment whose answers pass through the host's line."""
-
-    def __init__(self, episode: EpisodeScript, clock: Clock, scripts: Scripts, line: HostLine) -> None:
-        super().__init__(episode, clock, scripts)
-        self._line = line
-
-    async def reset(self, seed: int, data: Mapping[str, Any]) -> Observation:
-        first = await super().reset(seed, data)
-        await self._line.pass_on()
-        return first
-
-    async def step(self, action: str) -> StepResult:
-        result = await super().step(action)
-        await self._line.pass_on()
-        return result

@@ -8,35 +8,29 @@ them. The control plane's own rule (`rewards/scaling.py`) decides all of that; t
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from itertools import count as numbers
 
 from rollweave.clock import Clock
-from rollweave.config.workload import Distribution
+from rollweave.config.cluster import Pool
+from rollweave.config.scenario import Scenario
 from rollweave.rewards.scaling import InstanceScaler, InstanceUse, ScalingLimits, Seating
 from rollweave.seeds import generator
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
-from rollweave.simulation.durations import count, sampler
+from rollweave.simulation.draws import count, sampler
 from rollweave.trajectory import Trajectory
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeModel:
-    costs: EngineCosts
-    limits: ScalingLimits
-    answer_tokens: Distribution
-    seconds: Distribution | None
-    """Of a call; none: by roofline."""
-    cold_start: float
-    io_seconds: float
-
-
 class Judge:
-    def __init__(self, model: JudgeModel, clock: Clock, seed: int) -> None:
-        self._model = model
+    def __init__(self, scenario: Scenario, pool: Pool, clock: Clock) -> None:
+        self._config = config = scenario.judge
         self._clock = clock
-        self._seed = seed
-        self._scaler = InstanceScaler(model.limits, clock.now())
+        self._seed = scenario.seed
+        constants, elastic = scenario.constants, pool.device == "serverless"
+        self._costs = EngineCosts(scenario.spec(config.model), scenario.cluster.device(pool), constants)
+        self._cold_start = constants.cold_start if config.cold_start is None else config.cold_start
+        self._io_seconds = constants.serverless_io if elastic else 0.0
+        limits = ScalingLimits(pool.count, config.concurrency, 0 if elastic else pool.count, config.idle_seconds)
+        self._scaler = InstanceScaler(limits, clock.now())
         self._calls = numbers()
         self._queued: dict[int, asyncio.Future[Seating]] = {}
         self._ready_at: dict[int, float] = {}
@@ -49,7 +43,8 @@ class Judge:
         seating = self._scaler.ask(call, self._clock.now())
         try:
             if seating is None:
-                seating = await self._queue(call)
+                self._queued[call] = self._clock.loop.create_future()
+                seating = await self._queued[call]
             cold = self._wait_for_start(seating)
             await self._clock.sleep(cold + self._seconds(trajectory, self._scaler.load(seating.instance)))
         finally:
@@ -58,14 +53,10 @@ class Judge:
     def use(self) -> InstanceUse:
         return self._scaler.use(self._clock.now())
 
-    def _queue(self, call: int) -> asyncio.Future[Seating]:
-        self._queued[call] = self._clock.loop.create_future()
-        return self._queued[call]
-
     def _wait_for_start(self, seating: Seating) -> float:
         """Seconds until the instance of this seat answers."""
         if seating.starts_instance:
-            self._ready_at[seating.instance] = self._clock.now() + self._model.cold_start
+            self._ready_at[seating.instance] = self._clock.now() + self._cold_start
         return max(0.0, self._ready_at.get(seating.instance, 0.0) - self._clock.now())
 
     def _leave(self, call: int) -> None:
@@ -88,12 +79,11 @@ class Judge:
         self._plan_stop()
 
     def _seconds(self, trajectory: Trajectory, calls: int) -> float:
-        model = self._model
+        config, costs, context = self._config, self._costs, trajectory.length
         rng = generator(self._seed, "judge", trajectory.id)
-        if model.seconds is not None:
-            return model.io_seconds + sampler(model.seconds)(rng)
-        costs, context = model.costs, trajectory.length
-        answer = count(sampler(model.answer_tokens), rng)
+        if config.seconds is not None:
+            return self._io_seconds + sampler(config.seconds)(rng)
+        answer = count(sampler(config.answer_tokens), rng)
         reading = costs.recompute(context, pairs(context, context))
         per_token = costs.fixed(calls) + costs.per_cached_token * (context + answer / 2) * calls
-        return model.io_seconds + reading + answer * per_token
+        return self._io_seconds + reading + answer * per_token

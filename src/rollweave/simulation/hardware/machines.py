@@ -1,12 +1,7 @@
-"""From a scenario to modelled machinery: engines by pool, a trainer, environments, a judge.
-
-A simulated trainer on modelled hardware: a step takes as long as its tokens say, and teaches nothing.
-"""
+"""From a scenario to modelled machinery: engines by pool, a trainer, environments, a judge."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,20 +14,17 @@ from rollweave.fleet.colocated import TakingTurns
 from rollweave.fleet.fleet import EngineEntry, EngineRole, Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
-from rollweave.rewards.scaling import ScalingLimits
 from rollweave.rollout.manager import Stage, TurnBarrier
-from rollweave.seeds import generator
-from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_model
+from rollweave.simulation.costs.measured import engine_costs, training_costs, weight_times
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.costs.training import TrainingCosts
-from rollweave.simulation.durations import Duration
 from rollweave.simulation.faults import EnginePlace, Enter
 from rollweave.simulation.hardware.engine import GpuEngine
 from rollweave.simulation.hardware.environment import Scripts, WorkloadRewards, environments
-from rollweave.simulation.hardware.judge import Judge, JudgeModel
+from rollweave.simulation.hardware.judge import Judge
+from rollweave.simulation.hardware.modelled import simulated_fingerprint
 from rollweave.simulation.hardware.prefill import PrefillEngine
 from rollweave.simulation.workloads.episode import Workload
-from rollweave.simulation.world.engine import simulated_fingerprint
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
@@ -40,7 +32,9 @@ from rollweave.weights.buckets import Fingerprint
 
 
 class GpuTrainer:
-    def __init__(self, clock: Clock, costs: TrainingCosts, publish_seconds: Duration) -> None:
+    """A train step takes as long as its tokens say, and teaches nothing."""
+
+    def __init__(self, clock: Clock, costs: TrainingCosts, publish_seconds: float) -> None:
         self._clock = clock
         self._costs = costs
         self._publish_seconds = publish_seconds
@@ -54,7 +48,7 @@ class GpuTrainer:
         return {"tokens/trained": float(batch.sampled_tokens)}
 
     async def publish(self, version: int) -> Fingerprint:
-        await self._clock.sleep(self._publish_seconds(generator(version, "publish")))
+        await self._clock.sleep(self._publish_seconds)
         return simulated_fingerprint(version)
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
@@ -64,79 +58,75 @@ class GpuTrainer:
         pass
 
 
-ModelledGpu = GpuEngine | PrefillEngine
-
-
-@dataclass(slots=True)
 class Machines:
-    seats: list[EnginePlace]
-    engines: list[ModelledGpu]
-    """All that ever were, in order of joining."""
-    trainer: Trainer
-    core: GpuTrainer
-    """The trainer itself, whatever it is wrapped in."""
-    judge: Judge | None
-    scripts: Scripts
+    """All machinery of a scenario. Its engines join the fleet; a `judge` may belong to several jobs."""
 
+    def __init__(
+        self,
+        scenario: Scenario,
+        control: ControlConfig,
+        fleet: Fleet,
+        clock: Clock,
+        judge: Judge | None = None,
+        recorder: Emitter | None = None,
+    ) -> None:
+        """`recorder` hears of every turn."""
+        self._scenario = scenario
+        self._control = control
+        self._fleet = fleet
+        self._clock = clock
+        self._recorder = recorder
+        self._scripts = Scripts()
+        self._weights = weight_times(scenario)
+        self.judge = judge or make_judge(scenario, clock)
+        self.core = GpuTrainer(clock, training_costs(scenario), self._weights.publish)
+        """The trainer itself, whatever it is wrapped in."""
+        shared = bool(scenario.cluster.of_role("colocated"))
+        self.trainer: Trainer = TakingTurns(self.core, fleet) if shared else self.core
+        self.engines: list[GpuEngine | PrefillEngine] = []
+        """All that ever were, in order of joining."""
+        generating = [pool for pool in scenario.cluster.pools if pool.role in GENERATES]
+        self.places = [place for pool in generating for place in self._places(pool)]
+        for place in self.places:
+            place.begin()
 
-def build(
-    scenario: Scenario,
-    control: ControlConfig,
-    fleet: Fleet,
-    clock: Clock,
-    judge: Judge | None = None,
-    recorder: Emitter | None = None,
-) -> Machines:
-    """Its engines join the fleet. `recorder` hears of every turn; a `judge` may belong to several jobs."""
-    core = GpuTrainer(clock, training_costs(scenario), weight_model(scenario).publish)
-    shared = bool(scenario.cluster.of_role("colocated"))
-    trainer: Trainer = TakingTurns(core, fleet) if shared else core
-    machines = Machines([], [], trainer, core, judge or make_judge(scenario, clock), Scripts())
-    for pool in scenario.cluster.pools:
-        if pool.role in GENERATES:
-            make = _maker(scenario, control, pool, machines, clock, recorder)
-            machines.seats += [EnginePlace(fleet, pool.name, n, make, _enter(pool)) for n in range(pool.workers)]
-    for seat in machines.seats:
-        seat.begin()
-    return machines
+    def stage(self, workload: Workload) -> Stage:
+        """What the hosts' environment managers work with."""
+        clock, control, scripts = self._clock, self._control, self._scripts
+        proxy, scorer = LLMProxy(clock, self._fleet.update()), WorkloadRewards(workload, self.judge, clock)
+        make = environments(self._scenario, workload, clock, scripts)
+        barrier = TurnBarrier() if control.has_barrier else None
+        return Stage(clock, proxy, make, scripts, scorer, control.rollout, barrier)
 
+    def _places(self, pool: Pool) -> list[EnginePlace]:
+        costs, longest = engine_costs(self._scenario, pool), self._control.rollout.max_context
+        if costs.kv_tokens < longest:
+            raise ConfigError(
+                f"pool {pool.name}: the KV cache of an engine holds {costs.kv_tokens} tokens, but an episode may have "
+                f"{longest} (rollout.max_context): raise tensor_parallel or lower max_context"
+            )
+        make = partial(self._make_engine, pool, costs)
+        return [EnginePlace(self._fleet, pool.name, number, make, _enter(pool)) for number in range(pool.workers)]
 
-def _maker(
-    scenario: Scenario,
-    control: ControlConfig,
-    pool: Pool,
-    machines: Machines,
-    clock: Clock,
-    recorder: Emitter | None,
-) -> Callable[[], ModelledGpu]:
-    """Makes the engines of a pool, also the successors of those that die."""
-    costs, sync, engines = engine_costs(scenario, pool), weight_model(scenario), machines.engines
-    if costs.kv_tokens < control.rollout.max_context:
-        raise ConfigError(
-            f"pool {pool.name}: the KV cache of an engine holds {costs.kv_tokens} tokens, but an episode may have "
-            f"{control.rollout.max_context} (rollout.max_context): raise tensor_parallel or lower max_context"
-        )
-
-    def make() -> ModelledGpu:
-        number = len(engines)
+    def _make_engine(self, pool: Pool, costs: EngineCosts) -> GpuEngine | PrefillEngine:
+        """Also the successor of one that died."""
+        number = len(self.engines)
         engine = (
-            PrefillEngine(clock, costs, sync=sync, number=number)
+            PrefillEngine(self._clock, costs, number=number, weights=self._weights)
             if pool.role == "prefill"
             else GpuEngine(
-                clock,
+                self._clock,
                 costs,
-                machines.scripts.answer,
-                in_flight=control.pipeline.in_flight,
-                sync=sync,
+                self._scripts.answer,
+                in_flight=self._control.pipeline.in_flight,
                 number=number,
-                prefix_cache=scenario.prefix_cache,
-                recorder=recorder,
+                weights=self._weights,
+                prefix_cache=self._scenario.prefix_cache,
+                recorder=self._recorder,
             )
         )
-        engines.append(engine)
+        self.engines.append(engine)
         return engine
-
-    return make
 
 
 def _enter(pool: Pool) -> Enter:
@@ -148,25 +138,4 @@ def _enter(pool: Pool) -> Enter:
 
 def make_judge(scenario: Scenario, clock: Clock) -> Judge | None:
     pools = scenario.cluster.of_role("reward")
-    if not pools:
-        return None
-    pool, config, constants = pools[0], scenario.judge, scenario.constants
-    elastic = pool.device == "serverless"
-    model = JudgeModel(
-        EngineCosts(scenario.spec(config.model), scenario.cluster.device(pool), constants),
-        ScalingLimits(pool.count, config.concurrency, 0 if elastic else pool.count, config.idle_seconds),
-        config.answer_tokens,
-        config.seconds,
-        constants.cold_start if config.cold_start is None else config.cold_start,
-        constants.serverless_io if elastic else 0.0,
-    )
-    return Judge(model, clock, scenario.seed)
-
-
-def stage(
-    scenario: Scenario, control: ControlConfig, fleet: Fleet, machines: Machines, workload: Workload, clock: Clock
-) -> Stage:
-    proxy = LLMProxy(clock, fleet.update())
-    scripts, scorer = machines.scripts, WorkloadRewards(workload, machines.judge, clock)
-    make = environments(scenario, workload, clock, scripts)
-    return Stage(clock, proxy, make, scripts, scorer, control.rollout, TurnBarrier() if control.has_barrier else None)
+    return Judge(scenario, pools[0], clock) if pools else None

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rollweave.clock import Clock
+from rollweave.config.hardware import WeightTimes
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
-from rollweave.simulation.world.engine import ModelledEngine, SyncModel, simulated_fingerprint
+from rollweave.simulation.hardware.modelled import NO_TIME, ModelledEngine, simulated_fingerprint
 
 
 class _Cache(NamedTuple):
@@ -34,8 +35,8 @@ class _Context(NamedTuple):
 
 
 class PrefillEngine(ModelledEngine):
-    def __init__(self, clock: Clock, costs: EngineCosts, *, sync: SyncModel | None = None, number: int = 0) -> None:
-        super().__init__(clock, sync, number)
+    def __init__(self, clock: Clock, costs: EngineCosts, *, number: int = 0, weights: WeightTimes = NO_TIME) -> None:
+        super().__init__(clock, number, weights)
         self._costs = costs
         self._line: deque[_Context] = deque()
         self._open: dict[str, _Context] = {}
@@ -106,14 +107,12 @@ class PrefillEngine(ModelledEngine):
             return
         while self._timer is None and self._line:
             context = self._line.popleft()
-            if not context.done.done():  # otherwise it was aborted, or its caller was cancelled
-                self._begin(context)
-
-    def _begin(self, context: _Context) -> None:
-        seconds, new = self._compute(context.request)
-        self._ends_at = self._clock.now() + seconds
-        self.counters.busy_seconds += seconds
-        self._timer = self._clock.loop.call_at(self._ends_at, self._end, context, new)
+            if context.done.done():  # it was aborted, or its caller was cancelled
+                continue
+            seconds, new = self._compute(context.request)
+            self._ends_at = self._clock.now() + seconds
+            self.counters.busy_seconds += seconds
+            self._timer = self._clock.loop.call_at(self._ends_at, self._end, context, new)
 
     def _compute(self, request: Request) -> tuple[float, int]:
         """Book it; returns how long it takes, and how many tokens the decode engine does not have."""

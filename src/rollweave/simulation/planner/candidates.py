@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
-from rollweave.config.cluster import Pool
-from rollweave.config.planning import PlanConfig
+from rollweave.config.cluster import Pool, Role
+from rollweave.config.planning import Offer, PlanConfig
 from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
 from rollweave.simulation.costs.roofline import EngineCosts
@@ -23,6 +23,9 @@ TRAINING_BYTES_PER_PARAMETER = 16
 FEW = 32
 """Devices up to which they are counted one by one."""
 
+MACHINE = 8
+"""Devices of a machine."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Engines:
@@ -31,6 +34,9 @@ class Engines:
     device: str
     count: int
     tensor_parallel: int
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.device} TP {self.tensor_parallel}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,23 +57,16 @@ class Candidate:
         return self.train_count * plan.price(self.train_device) + rollout
 
     def pools(self, plan: PlanConfig) -> list[Pool]:
-        def pool(name: str, device: str, count: int, **more: Any) -> Pool:
-            return Pool(name=name, device=device, count=count, price=plan.price(device), **more)
+        def pool(name: str, role: Role, device: str, count: int, size: int = 1) -> Pool:
+            price = plan.price(device)
+            return Pool(name=name, role=role, device=device, count=count, price=price, tensor_parallel=size)
 
-        several = len(self.rollout) > 1
-        return [
-            *(
-                pool(
-                    f"rollout-{engines.device.lower()}" if several else "rollout",
-                    engines.device,
-                    engines.count,
-                    role="rollout",
-                    tensor_parallel=engines.tensor_parallel,
-                )
-                for engines in self.rollout
-            ),
-            pool("train", self.train_device, self.train_count, role="train"),
+        names = [f"rollout-{each.device.lower()}" for each in self.rollout] if len(self.rollout) > 1 else ["rollout"]
+        rollout = [
+            pool(name, "rollout", each.device, each.count, each.tensor_parallel)
+            for name, each in zip(names, self.rollout, strict=True)
         ]
+        return [*rollout, pool("train", "train", self.train_device, self.train_count)]
 
     def scenario(self, plan: PlanConfig, steps: int, warmup: int) -> Scenario:
         rollout = plan.rollout.model_copy(update={"redundant_groups": self.redundancy})
@@ -100,12 +99,13 @@ class Candidate:
 
 def candidates(plan: PlanConfig) -> list[Candidate]:
     """All that are worth a thought. Raises what is wrong with the request if there is none."""
-    sizes = {offer.device: _tensor_parallel(plan, offer.device) for offer in plan.offers}
-    if not any(sizes.values()):
+    fitting = {offer.device: _tensor_parallel(plan, offer) for offer in plan.offers}
+    if not any(fitting.values()):
         raise ConfigError(_does_not_fit(plan))
+    sizes = {device: [size for size in found if size <= plan.most(device)] for device, found in fitting.items()}
     splits = sorted({*_splits(plan, sizes)})
     if not splits:
-        raise ConfigError(_too_little(plan, sizes))
+        raise ConfigError(_too_little(plan, fitting))
     if plan.objective == "speed":
         splits = _with_most_training(splits)
     return [
@@ -119,7 +119,7 @@ Split = tuple[str, int, tuple[Engines, ...]]
 
 def _splits(plan: PlanConfig, sizes: dict[str, list[int]]) -> Iterator[Split]:
     for offer in plan.offers:
-        for count in _counts(plan, plan.most(offer.device)):
+        for count in _counts(plan.most(offer.device)):
             if count >= least_training(plan, offer.device):
                 for rollout in _rollouts(plan, sizes, offer.device, count):
                     yield offer.device, count, rollout
@@ -142,9 +142,8 @@ def _rollouts(plan: PlanConfig, sizes: dict[str, list[int]], train: str, taken: 
             for size in sizes[device]:
                 if whole := count // size * size:
                     yield (Engines(device, whole, size),)
-    names = list(room)
-    for one, other in ((a, b) for i, a in enumerate(names) for b in names[i + 1 :]):
-        yield from _mixed(plan, sizes, (one, other), room, left)
+    for pair in combinations(room, 2):
+        yield from _mixed(plan, sizes, pair, room, left)
 
 
 def _mixed(
@@ -152,7 +151,7 @@ def _mixed(
 ) -> Iterator[tuple[Engines, ...]]:
     """So many of one class, then as many of the other as there are."""
     one, other = pair
-    firsts = [_affordable(plan, one, room[one], left)] if left is None else _counts(plan, room[one])
+    firsts = [_affordable(plan, one, room[one], left)] if left is None else _counts(room[one])
     for first in firsts:
         rest = None if left is None else left - first * plan.price(one)
         second = _affordable(plan, other, room[other], rest)
@@ -172,12 +171,9 @@ def _shares(plan: PlanConfig, most: int) -> Iterable[int]:
     return {most} if plan.objective == "speed" else {most, most * 3 // 4, most // 2, most // 4}
 
 
-def _counts(plan: PlanConfig, most: int) -> Iterable[int]:
+def _counts(most: int) -> Iterable[int]:
     """Devices to consider of a class that has so many."""
-    if most <= FEW:
-        return range(1, most + 1)
-    node = 8
-    step = node * max(1, most // (16 * node))
+    step = 1 if most <= FEW else MACHINE * max(1, most // (16 * MACHINE))
     return range(step, most + 1, step)
 
 
@@ -187,14 +183,14 @@ def least_training(plan: PlanConfig, device: str) -> int:
     return max(1, -int(-plan.spec().params * TRAINING_BYTES_PER_PARAMETER // room))
 
 
-def _tensor_parallel(plan: PlanConfig, name: str) -> list[int]:
-    """Sizes at which an engine holds the model and the longest episode."""
-    device = plan.device(name)
+def _tensor_parallel(plan: PlanConfig, offer: Offer) -> list[int]:
+    """Sizes at which an engine of this device holds the model and the longest episode, whatever it costs."""
+    device = plan.device(offer.device)
     powers = [2**n for n in range(8) if 2**n <= device.devices_per_node]
     fitting = [
         size
         for size in plan.tensor_parallel or powers
-        if size <= plan.most(name)
+        if size <= (offer.count or size)
         and EngineCosts(plan.spec(), device, plan.constants, size).kv_tokens >= plan.rollout.max_context
     ]
     return fitting if plan.tensor_parallel else fitting[:3]
@@ -206,15 +202,15 @@ def _tensor_parallel(plan: PlanConfig, name: str) -> list[int]:
 def _does_not_fit(plan: PlanConfig) -> str:
     spec = plan.spec()
     context = spec.kv_bytes_per_token * plan.rollout.max_context / 1e9
-    offered = ", ".join(
-        f"{min(plan.device(o.device).devices_per_node, plan.most(o.device))} x {o.device} of "
-        f"{plan.device(o.device).memory:g} GB"
-        for o in plan.offers
+    offered = [(plan.device(offer.device), offer.count) for offer in plan.offers]
+    most = ", ".join(
+        f"{min(device.devices_per_node, count or device.devices_per_node)} x {device.name} of {device.memory:g} GB"
+        for device, count in offered
     )
     return (
         f"{plan.name}: {plan.model} does not fit on any offered device: its weights take "
         f"{spec.weight_bytes / 1e9:.0f} GB and an episode of {plan.rollout.max_context} tokens {context:.1f} GB, but "
-        f"one engine spans at most {offered}. Offer larger devices or more of them, or lower rollout.max_context"
+        f"one engine spans at most {most}. Offer larger devices or more of them, or lower rollout.max_context"
     )
 
 

@@ -21,10 +21,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from statistics import fmean
 
-from rollweave.config.cluster import Pool
-from rollweave.config.hardware import Measured
 from rollweave.config.planning import PlanConfig
-from rollweave.simulation.costs.measured import MeasuredEngine, MeasuredTraining
+from rollweave.simulation.costs.measured import MeasuredEngine, MeasuredTraining, measured_on
 from rollweave.simulation.costs.roofline import EngineCosts, pairs
 from rollweave.simulation.costs.training import TrainingCosts, weight_path
 from rollweave.simulation.planner.candidates import Candidate, Engines
@@ -91,7 +89,6 @@ class Estimator:
     def __init__(self, plan: PlanConfig) -> None:
         self._plan = plan
         self._rollout = plan.rollout
-        self._constants = plan.constants
         self._path = weight_path(plan.spec(), plan.constants)
         self.batch = plan.rollout.groups_per_step * plan.rollout.group_size
         self._shapes, self.mean_turns = _sample(plan)
@@ -109,7 +106,7 @@ class Estimator:
 
     @property
     def tokens_per_step(self) -> float:
-        """Of a batch that is not chosen by who finished first."""
+        """Of a batch that is not chosen by which episodes finished first."""
         return self.batch * self._mean.length
 
     def _longest(self, candidate: Candidate, between: float) -> tuple[float, float]:
@@ -172,20 +169,20 @@ class Estimator:
     def _recompute(self, pools: Sequence[Engines], in_flight: float) -> float:
         """After an update every cache in use is computed again."""
         held = self._mean.held
-        fitting = [min(in_flight, self.costs(pool).kv_tokens / held) for pool in pools]
-        return fmean(
-            self.costs(pool).recompute(round(many * held), many * held * held / 2)
-            for pool, many in zip(pools, fitting, strict=True)
-        )
+
+        def seconds(costs: EngineCosts) -> float:
+            many = min(in_flight, costs.kv_tokens / held)
+            return costs.recompute(round(many * held), many * held * held / 2)
+
+        return fmean(seconds(self.costs(pool)) for pool in pools)
 
     def _train_seconds(self, device: str, count: int) -> float:
         key = device, count
         if key not in self._training:
-            pools = [Pool(name="train", device=device, count=count, role="train")]
-            cluster = self._plan.cluster([*pools, Pool(name="rollout", device=device, count=1, role="rollout")])
-            costs = TrainingCosts(self._plan.spec(), cluster, pools, self._constants)
-            if found := self._measured(device):
-                costs = MeasuredTraining(found.trainer, count)
+            kind = self._plan.device(device)
+            found = measured_on(kind, self._plan.model)
+            by_roofline = TrainingCosts(self._plan.spec(), [(kind, count)], self._plan.constants)
+            costs = MeasuredTraining(found.trainer, count) if found else by_roofline
             overhead = costs.of_lengths([])
             sampled = costs.of_lengths([round(shape.length) for shape in self._shapes]) - overhead
             self._training[key] = sampled * self.batch / len(self._shapes) + overhead
@@ -195,14 +192,10 @@ class Estimator:
         key = pool.device, pool.tensor_parallel
         if key not in self._costs:
             device = self._plan.device(pool.device)
-            costs = EngineCosts(self._plan.spec(), device, self._constants, pool.tensor_parallel)
-            found = self._measured(pool.device)
+            costs = EngineCosts(self._plan.spec(), device, self._plan.constants, pool.tensor_parallel)
+            found = measured_on(device, self._plan.model)
             self._costs[key] = MeasuredEngine(costs, found.engine) if found else costs
         return self._costs[key]
-
-    def _measured(self, device: str) -> Measured | None:
-        found = self._plan.device(device).measured
-        return found if found is not None and found.model == self._plan.model else None
 
     def decode_share(self, pool: Engines) -> float:
         """Of an engine's time that is spent on answers, the rest on context: what a device is chosen for."""

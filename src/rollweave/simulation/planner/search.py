@@ -1,8 +1,5 @@
 """The search: estimate all candidates, simulate the best few, and those that lead for longer.
 
-result = plan(config)
-result.choices[0].candidate, result.choices[0].outcome.tokens_per_second, result.choices[0].margin
-
 Every simulation measures whole periods of 1 + alpha steps, after one such period in which the pipeline fills. A
 candidate is first simulated briefly. If it then is the best so far, its simulation goes on until the interval of its
 throughput is narrow: what is printed of the best one is what a long run gives.
@@ -79,7 +76,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _: None) -> Recommendat
     estimates = sorted(_without_equal_estimates(every), key=lambda e: _guess(config, e))
     progress(f"{len(every):,} candidates estimated")
     tried = _try(config, estimator, estimates, progress)
-    choices = _simulate_finalists(config, estimator, _ranked(config, without_twins(tried)), progress)
+    choices = _simulate_finalists(config, estimator, without_twins(tried), progress)
     return Recommendation(choices, len(every), len(tried), estimator)
 
 
@@ -97,16 +94,16 @@ def _try(config: PlanConfig, estimator: Estimator, estimates: Sequence[Estimate]
 def _simulate_finalists(
     config: PlanConfig, estimator: Estimator, choices: list[Choice], progress: Progress
 ) -> list[Choice]:
-    """Simulate for longer who leads, until the first `FINALISTS` have been; the turns end it, but for the leader."""
+    """Simulate those that lead for longer, until `FINALISTS` have been, or the turns are spent (but for the leader)."""
     spent = _spent(estimator, choices)
     while True:
+        choices.sort(key=lambda choice: merit(config, choice))
         place = next((n for n, choice in enumerate(choices[:FINALISTS]) if not choice.is_final), None)
         if place is None or (place > 0 and spent >= TURNS):
             return choices
         progress(f"simulating for longer: {choices[place].candidate}")
         choices[place] = assess(config, choices[place].estimate)
         spent += _spent(estimator, [choices[place]])
-        choices = _ranked(config, choices)
 
 
 def _spent(estimator: Estimator, choices: Sequence[Choice]) -> float:
@@ -125,7 +122,10 @@ def assess(config: PlanConfig, estimate: Estimate, to_beat: float = inf) -> Choi
         if found.steps % period or found.steps < brief:
             return False
         leads = merit(config, Choice(candidate, estimate, found, dollars))[0] < to_beat
-        return _is_narrow(found) if leads else found.periods < PERIODS
+        if not leads:
+            return found.periods < PERIODS
+        margin = found.throughput_margin
+        return found.periods >= PERIODS and margin is not None and margin <= NARROW
 
     outcome = simulate(candidate.scenario(config, longest, period), enough=enough)
     return Choice(candidate, estimate, outcome, dollars, is_final=outcome.periods >= PERIODS)
@@ -137,36 +137,22 @@ def _brief_steps(alpha: float) -> int:
     return period + ceil(BRIEFLY / period) * period
 
 
-def _is_narrow(outcome: SimulationResult) -> bool:
-    margin = outcome.throughput_margin
-    return outcome.periods >= PERIODS and margin is not None and margin <= NARROW
-
-
 def _without_equal_estimates(estimates: Sequence[Estimate]) -> list[Estimate]:
     """Without redundancy where the estimate says that it changes nothing: a simulation is better spent elsewhere."""
-    kept: dict[tuple[object, ...], Estimate] = {}
-    for estimate in sorted(estimates, key=lambda each: each.candidate):
-        candidate = replace(estimate.candidate, redundancy=0.0)
-        kept.setdefault((candidate, estimate.step_seconds), estimate)
-    return list(kept.values())
+    falling = sorted(estimates, key=lambda each: each.candidate, reverse=True)  # of equals, the last one is kept
+    return list({(replace(each.candidate, redundancy=0.0), each.step_seconds): each for each in falling}.values())
 
 
 def without_twins(choices: Sequence[Choice]) -> list[Choice]:
     """Without candidates that had the same steps as another with less redundancy: it changed nothing there."""
-    kept: dict[tuple[object, ...], Choice] = {}
-    for choice in sorted(choices, key=lambda each: each.candidate):
-        kept.setdefault(_steps_of(choice), choice)
-    return list(kept.values())
+    falling = sorted(choices, key=lambda each: each.candidate, reverse=True)  # of equals, the last one is kept
+    return list({_steps_of(choice): choice for choice in falling}.values())
 
 
 def _steps_of(choice: Choice) -> tuple[object, ...]:
     """Those that every simulation of such a candidate has, however long it went on."""
     rows = choice.outcome.rows[: _brief_steps(choice.candidate.alpha)]
     return replace(choice.candidate, redundancy=0.0), *(row["time/step"] for row in rows)
-
-
-def _ranked(config: PlanConfig, choices: Sequence[Choice]) -> list[Choice]:
-    return sorted(choices, key=lambda choice: merit(config, choice))
 
 
 def merit(config: PlanConfig, choice: Choice) -> tuple[float, float, Candidate]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from rollweave.config.document import dump
 from rollweave.config.planning import PlanConfig
 from rollweave.errors import ConfigError
 from rollweave.simulation.measure import steps_of_a_period
-from rollweave.simulation.planner.candidates import Candidate, Engines
+from rollweave.simulation.planner.candidates import Candidate
 from rollweave.simulation.planner.search import Choice, Recommendation
 
 BALANCED = 0.25
@@ -17,11 +19,6 @@ BALANCED = 0.25
 
 ALMOST = 1.05
 """Times the time per token: hardly slower."""
-
-BOTTLENECKS = {
-    "training": "Training is the bottleneck",
-    "rollout": "Rollout is the bottleneck",
-}
 
 REMEDIES = {
     "training": "More or faster devices that train would shorten the step.",
@@ -54,7 +51,7 @@ def _row(place: int, choice: Choice) -> tuple[str, ...]:
     return (
         str(place),
         f"{candidate.train_count} {candidate.train_device}",
-        " + ".join(f"{e.count} {e.device} TP {e.tensor_parallel}" for e in candidate.rollout),
+        " + ".join(map(str, candidate.rollout)),
         f"rollart α={candidate.alpha:g}" if candidate.alpha else "sync+",
         f"{candidate.redundancy:.0%}" if candidate.redundancy else "-",
         _figure(outcome.step_seconds),
@@ -75,14 +72,15 @@ def _figure(value: float) -> str:
 def why(plan: PlanConfig, result: Recommendation) -> list[str]:
     """Sentences about the best choice."""
     best = result.choices[0]
-    found = [_bound(best), _decode(plan, result, best.candidate)]
-    found += [
+    found = [
+        _bound(best),
+        _decode(plan, result, best.candidate),
         _against(best, result, "train_count", "another split"),
         _against(best, result, "alpha", "another staleness bound (alpha)"),
         _against(best, result, "redundancy", "other redundancy"),
         _against(best, result, "rollout", "other engines"),
+        _cheaper(best, result),
     ]
-    found.append(_cheaper(best, result))
     return [sentence for sentence in found if sentence]
 
 
@@ -93,7 +91,7 @@ def idle(choice: Choice, role: str) -> float:
 
 
 def _bound(best: Choice) -> str:
-    """What the step waits for: who is nearly always at work, or else the longest part of a chain."""
+    """What the step waits for: the part that is nearly always at work, or else the longest part of a chain."""
     outcome = best.outcome
     busy = {
         "training": 1 - idle(best, "train"),
@@ -105,16 +103,15 @@ def _bound(best: Choice) -> str:
         f"new weights take {outcome.update_seconds:,.0f} s of a step's {outcome.step_seconds:,.0f} s to reach them"
     )
     if not best.candidate.alpha:
-        remedy = REMEDIES[_longest_part(best)]
         taking_turns = "Generation and training take turns (staleness bound (alpha) 0), so each waits for the other"
-        return f"{taking_turns}: {shares}. {remedy}"
+        return f"{taking_turns}: {shares}. {REMEDIES[_longest_part(best)]}"
     if busy["weights"] >= 1 - BALANCED:
         return f"The weight path is the bottleneck: {shares}. {REMEDIES['weights']}"
-    if all(busy[pool] >= 1 - BALANCED for pool in ("training", "rollout")):
+    well_used = [part for part in ("training", "rollout") if busy[part] >= 1 - BALANCED]
+    if len(well_used) == 2:
         return f"Rollout and training are in balance: {shares}."
-    most = max(BOTTLENECKS, key=lambda part: busy[part])
-    if busy[most] >= 1 - BALANCED:
-        return f"{BOTTLENECKS[most]}: {shares}. {REMEDIES[most]}"
+    if well_used:
+        return f"{well_used[0].capitalize()} is the bottleneck: {shares}. {REMEDIES[well_used[0]]}"
     return (
         f"No part is always at work: {shares}. A batch is begun when the one {1 + best.candidate.alpha:g} steps before "
         f"it is trained and its weights have arrived, so episodes, training and weights wait for each other. "
@@ -136,25 +133,16 @@ def _decode(plan: PlanConfig, result: Recommendation, best: Candidate) -> str:
     """What the engines mostly do, and what their device offers for it."""
     engines = max(best.rollout, key=lambda each: each.count)
     share = result.estimator.decode_share(engines)
-    others = [offer.device for offer in plan.offers if offer.device != engines.device]
     if share >= 0.5:
         what = f"{share:.0%} of an engine's time goes into answers, which want memory bandwidth"
-        per_dollar = {name: _bandwidth_per_dollar(plan, name) for name in (engines.device, *others)}
-        unit = "TB/s per $/h"
+        unit, figure = "TB/s", attrgetter("bandwidth")
     else:
         what = f"{1 - share:.0%} of an engine's time goes into reading context, which wants arithmetic"
-        per_dollar = {name: _flops_per_dollar(plan, name) for name in (engines.device, *others)}
-        unit = "TFLOPS per $/h"
+        unit, figure = "TFLOPS", attrgetter("tflops")
+    names = dict.fromkeys([engines.device, *(offer.device for offer in plan.offers)])
+    per_dollar = {name: figure(plan.device(name)) / max(1e-9, plan.price(name)) for name in names}
     offered = ", ".join(f"{name} {value:.3g}" for name, value in per_dollar.items())
-    return f"{what}; {unit}: {offered}."
-
-
-def _bandwidth_per_dollar(plan: PlanConfig, device: str) -> float:
-    return plan.device(device).bandwidth / max(1e-9, plan.price(device))
-
-
-def _flops_per_dollar(plan: PlanConfig, device: str) -> float:
-    return plan.device(device).tflops / max(1e-9, plan.price(device))
+    return f"{what}; {unit} per $/h: {offered}."
 
 
 def _against(best: Choice, result: Recommendation, field: str, what: str) -> str:
@@ -190,12 +178,8 @@ def _value(candidate: Candidate, field: str) -> str:
         case "train_count":
             return f"{candidate.train_count} {candidate.train_device} training"
         case "rollout":
-            return " + ".join(_engines(each) for each in candidate.rollout)
+            return " + ".join(map(str, candidate.rollout))
     return f"{getattr(candidate, field):g}"
-
-
-def _engines(each: Engines) -> str:
-    return f"{each.count} {each.device} TP {each.tensor_parallel}"
 
 
 def closing(result: Recommendation) -> str:
@@ -224,9 +208,7 @@ def _choice_data(choice: Choice) -> dict[str, Any]:
     candidate, outcome = choice.candidate, choice.outcome
     return {
         "train": {"device": candidate.train_device, "count": candidate.train_count},
-        "rollout": [
-            {"device": e.device, "count": e.count, "tensor_parallel": e.tensor_parallel} for e in candidate.rollout
-        ],
+        "rollout": [asdict(engines) for engines in candidate.rollout],
         "alpha": candidate.alpha,
         "redundant_groups": candidate.redundancy,
         "step_seconds": outcome.step_seconds,

@@ -28,17 +28,8 @@ ZERO_TOKENS = repeat_item(np.zeros(1, np.int32), ENDLESS)
 ZERO_LOGPROBS = repeat_item(np.zeros(1, np.float32), ENDLESS)
 
 
-class Gates:
-    """Things that happen when the recording says so, by name."""
-
-    def __init__(self) -> None:
-        self._gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-
-    async def passed(self, name: str) -> None:
-        await self._gates[name].wait()
-
-    def open(self, name: str) -> None:
-        self._gates[name].set()
+Gates = defaultdict[str, asyncio.Event]
+"""Things that happen when the recording says so, by name."""
 
 
 class RecordedClock(Clock):
@@ -61,15 +52,15 @@ class RecordedTrainer:
         self._gates = gates
 
     async def train_step(self, batch: Batch) -> Metrics:
-        await self._gates.passed(f"train {batch.step}")
+        await self._gates[f"train {batch.step}"].wait()
         return {}
 
     async def publish(self, version: int) -> Fingerprint:
-        await self._gates.passed(f"publish {version}")
+        await self._gates[f"weights.publish {version}"].wait()
         return Fingerprint(version, RECORDED)
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
-        await self._gates.passed(f"save {folder.name}")
+        await self._gates[f"save {folder.name}"].wait()
 
     async def load(self, folder: Path) -> None:
         pass
@@ -91,31 +82,31 @@ class RecordedEngine:
         self._suspensions -= 1
 
     async def prepare(self, version: int) -> Fingerprint:
-        await self._gates.passed(f"stage {version}")
+        await self._gates[f"weights.stage {version}"].wait()
         return Fingerprint(version, RECORDED)
 
     async def commit(self, version: int) -> None:
-        await self._gates.passed(f"commit {version}")
+        await self._gates[f"weights.commit {version}"].wait()
         self._stats.version, self._stats.checksum = version, RECORDED
 
     async def stats(self) -> EngineStats:
         """Asked while it stands still, to check a commit, or once a step, for its row of metrics."""
         if not self._suspensions:
             step, self._next_row = self._next_row, self._next_row + 1
-            await self._gates.passed(f"row {step}")
+            await self._gates[f"row {step}"].wait()
         return self._stats
 
     async def generate(self, request: Request) -> Completion:
-        return self._nobody_asks()
+        return self._refuse()
 
     def abort(self, request_id: str) -> None:
-        self._nobody_asks()
+        self._refuse()
 
     def release(self, trajectory: str) -> None:
-        self._nobody_asks()
+        self._refuse()
 
     @staticmethod
-    def _nobody_asks() -> NoReturn:
+    def _refuse() -> NoReturn:
         raise AssertionError("a replay has no episodes")
 
 

@@ -7,16 +7,15 @@ order, and compares the latter event by event. So a run is a test case: if code 
 first decision that comes out differently is shown with what led to it.
 
 A resumed run is replayed stretch by stretch; each goes on from the state that its own replay would have saved.
-
-Player: walks a stretch of a recording, hands over what came from outside, compares what was decided.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,19 +58,42 @@ BEFORE_THE_START = frozenset({"run.start", "run.resume", "engine.join", "host.at
 SETTLE = 1e-7
 """Virtual seconds in which all tasks that are ready run, until all of them wait."""
 
+CHECKPOINTS = Path("replayed")
+"""Nothing is written there."""
+
 NEVER = 1e12
 """A deadline that no replay meets: real ones do not count time in which the loop was blocked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parting:
-    """Recording and replay differ from this place of the stretch on."""
+INPUTS_SHOWN = 6
 
-    place: int
+
+@dataclass(slots=True)
+class Difference:
+    """The first place where recording and replay part."""
+
+    decision: int
+    """Its number in the stretch or, once `replay` has it, in the run; counted from 1."""
+    recorded: Event
     replayed: Event | None
+    before: list[Event]
+    """What was recorded just before."""
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"decision {self.decision} ({self.recorded.time:.3f} s into the run) came out differently",
+                f"  recorded  {_show(self.recorded)}",
+                f"  replayed  {_show(self.replayed)}",
+                "  after",
+                *(f"    {event.time:10.3f} s  {_show(event)}" for event in self.before),
+            ]
+        )
 
 
 class Player:
+    """Walks a stretch of a recording, hands over what came from outside, compares what was decided."""
+
     def __init__(self, job: Job, source: TaskSource, events: Sequence[Event], state: SchedulerState | None) -> None:
         self.clock = RecordedClock()
         self.compared = 0
@@ -82,7 +104,7 @@ class Player:
         self._source = source
         self._events = events
         self._state = state
-        self._gates = Gates()
+        self._gates: Gates = defaultdict(asyncio.Event)
         self._rewards = RecordedRewards()
         self._hosts: dict[int, HostLink] = {}
         self._decided: list[Event] = []
@@ -95,48 +117,49 @@ class Player:
         }
         self._begun = {event.data["id"] for event in events if event.name == "episode.begin"}
 
-    async def play(self) -> Parting | None:
+    async def play(self) -> Difference | None:
         """To the end of the stretch, or to the first difference."""
         recorder = Recorder(self.clock.now, [self._hear])
         first = self._state.version if self._state is not None else 0
         fleet = Fleet()
         self._dispatcher = Dispatcher.of(self._job.rollout, fleet)
         fleet.join(EngineEntry(RECORDED, RecordedEngine(self._gates, first)))
-        trainer, folder = RecordedTrainer(self._gates), Path("replayed")
         self._drive = drive = assemble(
             self._job.control,
             fleet,
             self._dispatcher,
-            trainer,
+            RecordedTrainer(self._gates),
             self._source,
             (),
-            folder,
+            CHECKPOINTS,
             self.clock,
             recorder,
             rewards=self._rewards,
         )
         drive.loop.checkpoints.describe = self._save
         async with asyncio.TaskGroup() as tasks:
-            parting = await self._walk(lambda: tasks.create_task(self._go(drive), name="replay"))
+            difference = await self._walk(lambda: tasks.create_task(self._go(drive), name="replay"))
             drive.loop.state.stopping = True  # the recording is over: nothing is to be saved
             if self._driving is not None:
                 self._driving.cancel()
-        return parting
+        return difference
 
-    async def _walk(self, start: Callable[[], asyncio.Task[None]]) -> Parting | None:
+    async def _walk(self, start: Callable[[], asyncio.Task[None]]) -> Difference | None:
         for place, event in enumerate(self._events):
             if self._driving is None and event.name not in BEFORE_THE_START:
                 self._driving = start()
             if event.name not in DECISIONS:
                 await self._hand_over(event)
             elif not await self._same(event):
-                return Parting(place, self._decided[self.compared] if self.compared < len(self._decided) else None)
+                replayed = self._decided[self.compared] if self.compared < len(self._decided) else None
+                before = list(self._events[max(0, place - INPUTS_SHOWN) : place])
+                return Difference(self.compared + 1, event, replayed, before)
         return None
 
     async def _go(self, drive: Drive) -> None:
         try:
             if self._state is not None:
-                await drive.loop.checkpoints.restore(Path("replayed"), self._state)
+                await drive.loop.checkpoints.restore(CHECKPOINTS, self._state)
             await drive.run()
         except Exception as error:  # what the control plane raises is a result, and told where it is missed
             self._decided.append(Event(self.clock.now(), "run.failed", {"error": str(error)}))
@@ -179,7 +202,7 @@ class Player:
             case "member.retry":
                 self.clock.fire(f"retry {recorded.data['group']}.{recorded.data['member']}")
             case "step.end":
-                self._gates.open(f"row {recorded.data['step']}")
+                self._gates[f"row {recorded.data['step']}"].set()
 
     def _end_episode(self, id: str) -> None:
         if (found := self._dispatcher.player(id)) is not None:
@@ -206,12 +229,8 @@ class Player:
                 self._dispatcher.limit = data["limit"]
             case "phase.end" if data["phase"] == "train":
                 await self._let(event, f"train {data['step']}")
-            case "weights.publish":
-                await self._let(event, f"publish {data['version']}")
-            case "weights.stage":
-                await self._let(event, f"stage {data['version']}")
-            case "weights.commit":
-                await self._let(event, f"commit {data['version']}")
+            case "weights.publish" | "weights.stage" | "weights.commit":
+                await self._let(event, f"{event.name} {data['version']}")
             case "checkpoint.saved":
                 await self._let(event, f"save {Path(data['folder']).name}")
             case "run.stop":
@@ -222,7 +241,7 @@ class Player:
                 await self._settle(event)
 
     async def _let(self, event: Event, gate: str) -> None:
-        self._gates.open(gate)
+        self._gates[gate].set()
         await self._settle(event)
 
 
@@ -245,32 +264,6 @@ def _plain(data: object) -> Any:
     return json.loads(encode(data))
 
 
-INPUTS_SHOWN = 6
-
-
-@dataclass(slots=True)
-class Difference:
-    """The first place where recording and replay part."""
-
-    decision: int
-    """Its number, counted from 1."""
-    recorded: Event
-    replayed: Event | None
-    before: list[Event] = field(default_factory=list)
-    """What was recorded just before."""
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"decision {self.decision} ({self.recorded.time:.3f} s into the run) came out differently",
-                f"  recorded  {_show(self.recorded)}",
-                f"  replayed  {_show(self.replayed)}",
-                "  after",
-                *(f"    {event.time:10.3f} s  {_show(event)}" for event in self.before),
-            ]
-        )
-
-
 @dataclass(slots=True)
 class Replayed:
     decisions: int = 0
@@ -286,12 +279,11 @@ def replay(job: Job, source: TaskSource, events: Sequence[Event]) -> Replayed:
     state: SchedulerState | None = None
     for its_job, stretch in stretches(job, events):
         player = Player(its_job, source, stretch, state)
-        parting = run_virtual(lambda _, player=player: player.play(), player.clock)  # type: ignore[misc]
+        difference = run_virtual(lambda _, player=player: player.play(), player.clock)  # type: ignore[misc]
         result.decisions += player.compared
-        if parting is not None:
-            place = parting.place
-            before = stretch[max(0, place - INPUTS_SHOWN) : place]
-            result.difference = Difference(result.decisions + 1, stretch[place], parting.replayed, before)
+        if difference is not None:
+            difference.decision = result.decisions + 1
+            result.difference = difference
             return result
         result.steps += sum(event.name == "step.end" for event in stretch)
         result.stretches += 1

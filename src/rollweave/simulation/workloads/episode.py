@@ -1,15 +1,15 @@
 """An episode as the workload writes it: what each turn shows, how long its answer is, how long the world takes.
 
 All of it is drawn when the episode begins, from one generator that the task and the number of the attempt fix, so
-every mode and every cluster plays the same episodes.
-
-Where a simulation's groups come from: tasks drawn by weight, and for each attempt an episode.
+every mode and every cluster plays the same episodes. A workload is tasks drawn by weight, and for each attempt an
+episode.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, sqrt
 from random import Random
@@ -17,7 +17,7 @@ from typing import Protocol
 
 from rollweave.config.workload import Constant, LogNormal, TaskModel
 from rollweave.seeds import generator
-from rollweave.simulation.durations import Draw, count, sampler
+from rollweave.simulation.draws import Draw, count, sampler
 from rollweave.tasks import Mixture, SeedSource, Task, TaskSource
 from rollweave.trajectory import Trajectory
 
@@ -48,7 +48,8 @@ class EpisodeModel:
         self._observation = sampler(task.observation_tokens)
         self._answer, self._of_task = _split(task)
         self._reset = sampler(task.reset_seconds)
-        self._step = _sum(sampler(task.step_seconds), sampler(task.io_seconds))
+        step, io = sampler(task.step_seconds), sampler(task.io_seconds)
+        self._step: Draw = lambda rng: step(rng) + io(rng)
         self._image = sampler(task.image_seconds)
         self.reward_seconds = sampler(task.reward_seconds)
 
@@ -103,10 +104,6 @@ def _split(task: TaskModel) -> tuple[Draw, Callable[[Random], Draw] | None]:
     return own, of_task
 
 
-def _sum(one: Draw, other: Draw) -> Draw:
-    return lambda rng: one(rng) + other(rng)
-
-
 class Workload(Protocol):
     """Tasks in order, and the episodes that their attempts play."""
 
@@ -124,16 +121,8 @@ class Workload(Protocol):
         ...
 
 
-class Attempts:
-    """Numbers the attempts at each task. The members of a group begin in order: the n-th is member n, or a retry."""
-
-    def __init__(self) -> None:
-        self._begun: Counter[str] = Counter()
-
-    def next(self, task: Task) -> int:
-        number = self._begun[task.id]
-        self._begun[task.id] = number + 1
-        return number
+Attempts = defaultdict[str, Iterator[int]]
+"""Numbers the attempts at each task. The members of a group begin in order: the n-th is member n, or a retry."""
 
 
 def weighted(weights: Mapping[str, float], seed: int) -> TaskSource:
@@ -146,10 +135,10 @@ class DrawnWorkload:
     def __init__(self, tasks: Sequence[TaskModel], seed: int) -> None:
         self._models = {task.name: EpisodeModel(task) for task in tasks}
         self.source = weighted({task.name: task.weight for task in tasks}, seed)
-        self._attempts = Attempts()
+        self._attempts: Attempts = defaultdict(itertools.count)
 
     def episode(self, task: Task) -> EpisodeScript:
-        return self._models[task.environment].draw(task.seed, self._attempts.next(task))
+        return self._models[task.environment].draw(task.seed, next(self._attempts[task.id]))
 
     def judged(self, task: Task) -> bool:
         return self._models[task.environment].task.judged

@@ -8,6 +8,7 @@ latencies is the recorded one.
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,11 @@ class RecordedWorkload:
                 f"workload.trace: {file} holds no finished episode; record some with logging.transcripts_per_step"
             )
         self.source: TaskSource = weighted({name: float(len(them)) for name, them in self._episodes.items()}, seed)
-        self._attempts = Attempts()
+        self._attempts: Attempts = defaultdict(count)
 
     def episode(self, task: Task) -> EpisodeScript:
         recorded = self._episodes[task.environment]
-        return recorded[derive(task.seed, self._attempts.next(task)) % len(recorded)]
+        return recorded[derive(task.seed, next(self._attempts[task.id])) % len(recorded)]
 
     def judged(self, task: Task) -> bool:
         return False

@@ -2,8 +2,6 @@
 
 A host that dies takes its episodes with it and says nothing more; what it said before may still be on its way. The
 driver notices some time later (`detach`), and a successor with nothing in hand is attached.
-
-A transport that misbehaves: delays, drops, duplicates and so reorders packets.
 """
 
 from __future__ import annotations
@@ -13,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.world.durations import NO_TIME, Duration
+
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import HostLink, Packet
 from rollweave.rollout.manager import Stage
 from rollweave.seeds import derive, generator
-from rollweave.simulation.durations import NO_TIME, Duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class TransportModel:
 
 
 class SimulatedTransport:
-    """One direction of a link."""
+    """One direction of a link that misbehaves: it delays, drops, duplicates and so reorders packets."""
 
     def __init__(self, model: TransportModel, receive: Callable[[Packet[Any]], None], seed: int) -> None:
         self._model = model
@@ -52,7 +51,7 @@ class SimulatedTransport:
 
 
 class SimulatedHost:
-    """One place for a host, and who is there now."""
+    """One place for a host, and which one is there now."""
 
     def __init__(
         self, dispatcher: Dispatcher, stage: Callable[[], Stage], capacity: int, transport: TransportModel, seed: int

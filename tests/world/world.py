@@ -12,6 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from tests.world.durations import NO_TIME, Duration, constant
+from tests.world.engine import SimulatedEngine, SyncModel
+from tests.world.environment import (
+    ByteDialogue,
+    EnvironmentModel,
+    RewardModel,
+    SimulatedEnvironment,
+    SimulatedReward,
+)
+from tests.world.faults import Outage, Seat, suffer
+from tests.world.hosts import SimulatedHost, TransportModel
+from tests.world.trainer import SimulatedTrainer
+from tests.world.witness import Witness
+
 from rollweave.clock import Clock
 from rollweave.config.control import ControlConfig
 from rollweave.config.job import Job
@@ -26,19 +40,7 @@ from rollweave.pipelines.permits import MakePermits
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.manager import Stage, TurnBarrier
 from rollweave.seeds import derive
-from rollweave.simulation.durations import NO_TIME, Duration, constant
-from rollweave.simulation.faults import EnginePlace, Outage, see_every_failure, suffer
-from rollweave.simulation.world.engine import SimulatedEngine, SyncModel
-from rollweave.simulation.world.environment import (
-    ByteDialogue,
-    EnvironmentModel,
-    RewardModel,
-    SimulatedEnvironment,
-    SimulatedReward,
-)
-from rollweave.simulation.world.hosts import SimulatedHost, TransportModel
-from rollweave.simulation.world.trainer import SimulatedTrainer
-from rollweave.simulation.world.witness import Witness
+from rollweave.simulation.faults import see_every_failure
 from rollweave.tasks import SeedSource, Task
 from rollweave.training.checkpoint import DriverFiles
 
@@ -122,7 +124,7 @@ async def simulate(job: Job, world: World, clock: Clock, resume: DriverFiles | N
 
 def _engines(
     control: ControlConfig, world: World, clock: Clock, fleet: Fleet, witness: Witness
-) -> tuple[list[EnginePlace], list[SimulatedEngine]]:
+) -> tuple[list[Seat], list[SimulatedEngine]]:
     """The seats, and the engines that sit there: a list that grows when one dies and another takes its seat."""
     engines: list[SimulatedEngine] = []
 
@@ -139,7 +141,7 @@ def _engines(
         engines.append(engine)
         return engine
 
-    seats = [EnginePlace(fleet, "engine", number, make, EngineEntry) for number in range(world.engines)]
+    seats = [Seat(fleet, "engine", number, make, EngineEntry) for number in range(world.engines)]
     for seat in seats:
         seat.begin()
     return seats, engines

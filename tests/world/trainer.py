@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.world.durations import NO_TIME, Duration
+
 from rollweave.clock import Clock
 from rollweave.seeds import generator
-from rollweave.simulation.durations import NO_TIME, Duration
-from rollweave.simulation.world.engine import simulated_fingerprint
+from rollweave.simulation.hardware.modelled import simulated_fingerprint
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch

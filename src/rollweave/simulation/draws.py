@@ -1,7 +1,4 @@
-"""How long modelled work takes: a function from a private generator to seconds.
-
-From a distribution of the configuration to a function that draws from it.
-"""
+"""From a distribution of the configuration to a function that draws from it."""
 
 from __future__ import annotations
 
@@ -12,26 +9,6 @@ from math import exp, inf
 from random import Random
 
 from rollweave.config.workload import Constant, Distribution, Empirical, LogNormal, Mixed, Normal, Uniform
-
-Duration = Callable[[Random], float]
-
-
-def constant(seconds: float) -> Duration:
-    return lambda rng: seconds
-
-
-def normal(mean: float, sigma: float) -> Duration:
-    """Cut at zero."""
-    return lambda rng: max(0.0, rng.gauss(mean, sigma))
-
-
-def lognormal(median: float, sigma: float) -> Duration:
-    """Heavy-tailed: most work is short, some is very long."""
-    return lambda rng: median * rng.lognormvariate(0.0, sigma)
-
-
-NO_TIME = constant(0.0)
-
 
 Draw = Callable[[Random], float]
 

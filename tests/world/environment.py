@@ -1,7 +1,4 @@
-"""A modelled environment: drawn turn counts and latencies, injected failures and hangs.
-
-A modelled reward: takes a drawn time, fails for good with a given chance, hangs with another.
-"""
+"""A modelled environment and its reward: drawn turn counts and latencies, injected failures and hangs."""
 
 from __future__ import annotations
 
@@ -11,11 +8,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from tests.world.durations import NO_TIME, Duration
+
 from rollweave.clock import Clock
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RewardFailed
 from rollweave.seeds import generator
-from rollweave.simulation.durations import NO_TIME, Duration
 from rollweave.trajectory import TokenIds, Trajectory, token_ids
 
 
@@ -97,6 +95,8 @@ class StepRewards:
 
 @dataclass(frozen=True, slots=True)
 class RewardModel:
+    """A reward that takes a drawn time, fails for good with a given chance, hangs with another."""
+
     seconds: Duration = NO_TIME
     failure_rate: float = 0.0
     """Chance that an episode cannot be scored at all."""

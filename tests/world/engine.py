@@ -4,11 +4,6 @@ It keeps the engine contract: tokens carry log-probs, transform and the version 
 suspending stops it between tokens; committing changes the version of what comes next, and `in_flight` says what
 that does to answers under way. It can die: then every call fails, also those that are open, and what it had sampled of
 open answers is lost.
-
-An answer under way in a modelled engine.
-
-Its length and the time of each token are drawn when it begins, so the engine needs one timer for its end, not one
-per token; an interruption (a suspension, an abort, the engine's death) first lets it catch up with the clock.
 """
 
 from __future__ import annotations
@@ -19,14 +14,14 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
+from tests.world.durations import NO_TIME, Duration
+from tests.world.witness import Witness
 
 from rollweave.clock import Clock
 from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Finish, Request
-from rollweave.errors import EngineGone
 from rollweave.seeds import generator
-from rollweave.simulation.durations import NO_TIME, Duration
-from rollweave.simulation.world.witness import Witness
+from rollweave.simulation.hardware.modelled import ModelledEngine, simulated_fingerprint
 from rollweave.trajectory import Span, token_ids
 from rollweave.weights.buckets import Fingerprint
 
@@ -36,6 +31,12 @@ LOGPROB = -1.0
 
 
 class Answer:
+    """An answer under way.
+
+    Its length and the time of each token are drawn when it begins, so the engine needs one timer for its end, not one
+    per token; an interruption (a suspension, an abort, the engine's death) first lets it catch up with the clock.
+    """
+
     def __init__(self, request: Request, token_seconds: Duration, length: Callable[[Random], int]) -> None:
         self.request = request
         self.done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -107,40 +108,6 @@ class SyncModel:
     commit: Duration = NO_TIME
 
 
-class ModelledEngine:
-    """What all modelled engines have in common: weights that are a number, and death."""
-
-    def __init__(self, clock: Clock, sync: SyncModel | None, number: int) -> None:
-        self._clock = clock
-        self._sync = sync or SyncModel()
-        self.number = number
-        self._dead = False
-        self._staged: int | None = None
-        """Prepared, not yet committed."""
-
-    async def prepare(self, version: int) -> Fingerprint:
-        self._check_alive()
-        await self._clock.sleep(self._sync.prepare(generator(self.number, "prepare", version)))
-        self._check_alive()
-        self._staged = version
-        return simulated_fingerprint(version)
-
-    async def _swap(self, version: int) -> None:
-        """The first part of a commit, which takes time."""
-        self._check_alive()
-        refuse_unprepared(version, self._staged)
-        await self._clock.sleep(self._sync.commit(generator(self.number, "commit", version)))
-        self._check_alive()
-        self._staged = None
-
-    def _check_alive(self) -> None:
-        if self._dead:
-            raise self._gone()
-
-    def _gone(self) -> EngineGone:
-        return EngineGone(f"engine {self.number} is gone")
-
-
 class SimulatedEngine(ModelledEngine):
     def __init__(
         self,
@@ -153,7 +120,8 @@ class SimulatedEngine(ModelledEngine):
         number: int = 0,
         witness: Witness | None = None,
     ) -> None:
-        super().__init__(clock, sync, number)
+        super().__init__(clock, number)
+        self._sync = sync or SyncModel()
         self._token_seconds = token_seconds
         self._answer_tokens = answer_tokens
         self._in_flight = in_flight
@@ -203,6 +171,12 @@ class SimulatedEngine(ModelledEngine):
         fingerprint = await super().prepare(version)
         self._witness.weights.append(("prepared", self.number, version))
         return fingerprint
+
+    def _prepare_seconds(self, version: int) -> float:
+        return self._sync.prepare(generator(self.number, "prepare", version))
+
+    def _commit_seconds(self, version: int) -> float:
+        return self._sync.commit(generator(self.number, "commit", version))
 
     async def commit(self, version: int) -> None:
         await self._swap(version)
@@ -294,13 +268,3 @@ class SimulatedEngine(ModelledEngine):
             if not answer.done.done():
                 answer.delay(self._clock.now() - max(self._standing_since, answer.began))
                 self._set_timer(answer)
-
-
-def refuse_unprepared(version: int, staged: int | None) -> None:
-    """A model needs no weights, but a control plane that forgets to prepare them is wrong on any engine."""
-    if version != staged:
-        raise ValueError(f"version {version} is not prepared")
-
-
-def simulated_fingerprint(version: int) -> Fingerprint:
-    return Fingerprint(version, f"simulated-{version}")
