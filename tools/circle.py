@@ -131,6 +131,8 @@ NOT_BAGS = {
     "Document": "a parsed file",
     "KeyPlace": "a key of the file",
     "Start": "where a run begins: plain data",
+    "SeedSource": "a component",
+    "Cursor": "a component's own state",
     "Header": "the first line of the view",
     "RolloutSettings": "numbers for the scheduler",
     "StalenessBound": "a rule with its numbers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -40,14 +41,11 @@ def _follow(run: Path) -> None:
     from rollweave.observability.status import read_status
     from rollweave.observability.status_screen import status_screen
 
-    try:
-        with Live(status_screen(read_status(run)), auto_refresh=False) as live:
-            while (now := read_status(run)).state in ("running", "new"):
-                live.update(status_screen(now), refresh=True)
-                time.sleep(REFRESH_SECONDS)
+    with suppress(KeyboardInterrupt), Live(status_screen(read_status(run)), auto_refresh=False) as live:
+        while (now := read_status(run)).state in ("running", "new"):
             live.update(status_screen(now), refresh=True)
-    except KeyboardInterrupt:
-        pass
+            time.sleep(REFRESH_SECONDS)
+        live.update(status_screen(now), refresh=True)
 
 
 def replay(run: RunFolderArgument, as_json: AsJson = False) -> None:

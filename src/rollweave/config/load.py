@@ -57,14 +57,16 @@ def check_document(
     document.data = _expanded(document, whole, document.data)
     changes = [parse_override(text) for text in overrides]
     replaced = [change for change in changes if len(change.keys) == 1 and change.keys[0] in kind.from_files]
-    apply_overrides(document, replaced, kind)
+    if replaced:
+        apply_overrides(document, replaced, kind)
     for key in kind.from_files:
         if isinstance(file := document.data.get(key), str):
             path = base / Path(file).expanduser()
             section = parse(_read(path), str(path))
             document.data[key] = section.data
             document.graft((key,), section)
-    apply_overrides(document, [change for change in changes if change not in replaced], kind)
+    if inside := [change for change in changes if change not in replaced]:
+        apply_overrides(document, inside, kind)
     document.data = _expanded(document, whole, document.data)
     try:
         return kind.model_validate_json(json.dumps(document.data), context={"base": base})
