@@ -163,6 +163,13 @@ def test_a_key_of_another_type_of_a_union_is_unknown(tmp_path: Path) -> None:
     assert message == "job.yaml:7: pipeline.alpha: a key of type areal or rollart only; type sync+ has no keys"
 
 
+def test_a_contradiction_inside_a_section_has_the_line_of_its_key(tmp_path: Path) -> None:
+    text = GOOD.replace("type: sync+", "type: rollart\n  alpha: 0.5\n  sync_point: after_batch")
+    assert refused(tmp_path, text).startswith(
+        "job.yaml:8: pipeline: sync_point=after_batch needs a staleness bound (alpha) of 1 or more, not 0.5"
+    )
+
+
 def test_errors_inside_lists_of_unions_have_plain_paths(tmp_path: Path) -> None:
     text = GOOD.replace("  type: frozen_lake\n", "  type: mixture\n  of:\n")
     text = text.replace(
