@@ -271,7 +271,7 @@ def test_a_judge_with_little_room_makes_trajectories_queue() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "qwen9"}, "no model qwen9"),
+        ({"model": "qwen9"}, "model 'qwen9' is not in the catalogue"),
         ({"workload": {"tasks": [{"preset": "chess"}]}}, "no preset chess"),
         ({"workload": {"tasks": []}}, "either tasks or a trace"),
         ({"workload": {"tasks": [{"preset": "rlvr-judge"}]}}, "role: reward"),

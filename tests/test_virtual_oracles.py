@@ -172,8 +172,8 @@ def take_failures_for_rewards(patch: pytest.MonkeyPatch) -> None:
 
 
 def do_not_verify(patch: pytest.MonkeyPatch) -> None:
-    async def prepare(self: WeightSync, entry: EngineEntry, version: int, pushed: Fingerprint) -> Fingerprint:
-        entry.staged = version
+    async def prepare(self: WeightSync, entry: EngineEntry, pushed: Fingerprint) -> Fingerprint:
+        entry.staged = pushed.version
         return pushed
 
     patch.setattr(WeightSync, "_prepare", prepare)
