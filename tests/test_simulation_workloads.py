@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 import pytest
 
-from rollweave.config.workload import LogNormal, Mixed, Part, TaskModel, Uniform, constant, normal
+from rollweave.config.workload import LogNormal, Mixed, Normal, Part, TaskModel, Uniform, constant
 from rollweave.engines.protocol import Completion, Request, Sampling
 from rollweave.errors import ConfigError
 from rollweave.seeds import generator
@@ -57,7 +57,7 @@ def test_distributions_are_what_they_say() -> None:
     draws = {
         "constant": [sampler(constant(3))(rng) for _ in range(10)],
         "uniform": [sampler(Uniform(type="uniform", low=2, high=4))(rng) for _ in range(2000)],
-        "normal": [sampler(normal(1, 5))(rng) for _ in range(2000)],
+        "normal": [sampler(Normal(type="normal", mean=1, std=5))(rng) for _ in range(2000)],
         "lognormal": [
             sampler(LogNormal(type="lognormal", median=10, sigma=1, low=2, high=50))(rng) for _ in range(2000)
         ],
