@@ -20,7 +20,7 @@ from contracts.engine import BEHAVIOURS, UPDATES, Behaviour, EngineUnderTest, Ma
 from contracts.ray_workers import RayWorkers
 from rollweave.clock import Clock, run_virtual, run_wall
 from rollweave.config.hardware import DEVICES, Constants
-from rollweave.config.job import InFlight
+from rollweave.config.control import InFlight
 from rollweave.config.models import MODELS
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Engine
