@@ -19,8 +19,8 @@ from tests.world.engine import SimulatedEngine
 from contracts.engine import BEHAVIOURS, UPDATES, Behaviour, EngineUnderTest, Main, check_engine
 from contracts.ray_workers import RayWorkers
 from rollweave.clock import Clock, run_virtual, run_wall
-from rollweave.config.hardware import DEVICES, Constants
 from rollweave.config.control import InFlight
+from rollweave.config.hardware import DEVICES, Constants
 from rollweave.config.models import MODELS
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Engine

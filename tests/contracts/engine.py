@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import pytest
 
 from rollweave.clock import Clock
-from rollweave.config.job import InFlight
+from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, Engine, EngineStats, Request, Sampling
 from rollweave.trajectory import Transform, token_ids
 
