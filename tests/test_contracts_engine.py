@@ -24,7 +24,7 @@ from rollweave.config.hardware import DEVICES, Constants
 from rollweave.config.models import MODELS
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Engine
-from rollweave.runtimes.ray_clients import RayEngineClient, RayEngineControl
+from rollweave.runtimes.ray_clients import RayEngineClient, RayEngineControl, WorkerHandle
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.hardware.engine import GpuEngine
 from rollweave.trajectory import repeat_item
@@ -98,8 +98,15 @@ class Torch:
         self.store.push(version, random_model("qwen3", seed=version).state_dict())
 
 
-class WholeRayEngine(RayEngineClient, RayEngineControl):
+class WholeRayEngine(RayEngineClient):
     """What a host and what the driver see of one engine."""
+
+    def __init__(self, worker: WorkerHandle, client: str) -> None:
+        super().__init__(worker, client)
+        self._control = RayEngineControl(worker)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._control, name)
 
 
 @dataclass
