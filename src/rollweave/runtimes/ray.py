@@ -86,6 +86,8 @@ def _connected(runtime: RayRuntime) -> Iterator[None]:
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     # What goes wrong in a call without an answer is noticed (`Mishaps`); a call to one that just died is said again.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    # Workers compute; at Ray's niceness of 15 each step of theirs would wait for whatever else wants a core.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}

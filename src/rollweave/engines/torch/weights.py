@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rollweave.errors import ModelError
@@ -190,11 +191,17 @@ class FusedTarget:
                 f"{self.name!r} came as {tensor.dtype}, but this engine computes in {dtype}: "
                 f"publish the weights in {dtype}"
             )
-        source = torch.from_numpy(tensor.data).view(self.into.dtype).reshape(shape)
-        self.into.copy_(_paired(source, self.paired) if self.paired else source)
+        integer = INTEGERS[self.into.element_size()]
+        source = torch.from_numpy(tensor.data).view(integer).reshape(shape).numpy()
+        self.into.view(integer).numpy()[...] = _paired(source, self.paired) if self.paired else source
 
 
-def _paired(source: Tensor, head_dim: int) -> Tensor:
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+"""Weights are copied as integers of their size, because NumPy has no bfloat16, and by NumPy, which stays in its thread:
+threads that torch starts beside those of the engine make libgomp put all of them to sleep between operations."""
+
+
+def _paired(source: NDArray[Any], head_dim: int) -> NDArray[Any]:
     """Rows (j, j + head_dim / 2) of every head side by side."""
     halves = source.reshape(-1, 2, head_dim // 2, *source.shape[1:])
-    return halves.transpose(1, 2).reshape(source.shape)
+    return halves.swapaxes(1, 2).reshape(source.shape)
