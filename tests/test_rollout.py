@@ -155,12 +155,15 @@ def test_a_closed_end_does_not_go_on_saying_what_was_never_confirmed() -> None:
 
     async def main(clock: Clock) -> None:
         end: Endpoint[str, str] = Endpoint(packets.append, lambda _: None)
+        end.receive(Packet({"9.0.0": "a report"}))
         end.say("0.0.0", "a lease")
         end.close()
+        end.say("0.1.0", "a lease")
+        end.receive(Packet({"9.1.0": "a report"}))
         await clock.sleep(100.0)
 
     run_virtual(main)
-    assert not any(packet.messages for packet in packets)
+    assert not packets
 
 
 # ------------------------------------------------------------------------------------------------------ barrier

@@ -59,12 +59,15 @@ class Endpoint(Generic[Out, In]):
         self._unconfirmed: dict[str, Out] = {}
         self._next: Packet[Out] = Packet()
         self._flush_scheduled = False
+        self._is_closed = False
         self._retry: asyncio.TimerHandle | None = None
         self._confirm: asyncio.TimerHandle | None = None
         self._heard: OrderedDict[str, None] = OrderedDict()
         """Oldest first. (A plain dict would look for its oldest among all the places that are empty by now.)"""
 
     def say(self, id: str, message: Out) -> None:
+        if self._is_closed:
+            return
         self._unconfirmed[id] = message
         self._next.messages[id] = message
         self._schedule_flush()
@@ -90,9 +93,9 @@ class Endpoint(Generic[Out, In]):
         return id in self._heard
 
     def close(self) -> None:
-        """The other end is gone: nothing will be confirmed, so nothing is said again."""
+        """The other end is gone: what is still said goes nowhere, and nothing is said again."""
+        self._is_closed = True
         self._unconfirmed.clear()
-        self._next = Packet()
         for timer in (self._retry, self._confirm):
             if timer is not None:
                 timer.cancel()
@@ -103,6 +106,8 @@ class Endpoint(Generic[Out, In]):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
+        if self._is_closed:
+            return
         self._flush_scheduled = False
         if self._confirm is not None:
             self._confirm.cancel()

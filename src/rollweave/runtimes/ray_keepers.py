@@ -162,6 +162,8 @@ class HostKeeper:
                     tasks.create_task(_pump(worker, link))
             except* WorkerDied as deaths:
                 death = cast(WorkerDied, first_cause(deaths))
+            finally:
+                link.close()  # a call after the end of the run would make Ray start a cluster of its own
             assert death is not None, "a host plays until it dies"
             self.dispatcher.detach(link)
             await self._replace(death)
