@@ -155,7 +155,7 @@ class Drive:
             async with asyncio.TaskGroup() as tasks:
                 self._running = tasks.create_task(self.advance(), name="pipeline")
                 await asyncio.wait([self._running])
-        except BaseException as error:
+        except BaseException as error:  # raised again; a cancelled run is rescued too
             if not self.loop.state.stopping:
                 cause = first_cause(error) if isinstance(error, BaseExceptionGroup) else error
                 self.recorder.emit("run.failed", error=str(cause))

@@ -27,7 +27,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
             _flush(path)
         partial.rename(target)
         _flush(target.parent)
-    except BaseException:
+    except BaseException:  # raised again; a half-written folder stays after no kind of end
         shutil.rmtree(partial, ignore_errors=True)
         raise
 

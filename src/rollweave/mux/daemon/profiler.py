@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> None:
         job = worst_case(load_job(Path(arguments[0])))
         with tempfile.TemporaryDirectory(prefix="rollweave-profile-") as folder:
             measured = run_wall(lambda clock: measure(job, permits.on(clock), Path(folder), clock))
-    except Exception as error:
+    except Exception as error:  # raised again; the daemon has to hear first what would fail again
         cause = first_cause(error) if isinstance(error, ExceptionGroup) else error
         if isinstance(cause, RollweaveError) and not isinstance(cause, StalePermit):
             say_failed(permits.folder.run(permits.job), str(cause))  # it would fail again
