@@ -69,7 +69,7 @@ class Dispatcher:
         """The most episodes to play at once over all hosts; None: as many as they have room for."""
         self._recorder: Emitter = Recorder(lambda: 0.0)
         self.on_scored: Callable[[Scored], None] = lambda answer: None
-        """Hears what hosts answer to `Score`."""
+        """Hears the rewards that hosts have computed, each after the report of its episode."""
         self.on_hosts: Callable[[], None] = lambda: None
         """Hears that a host was attached or detached."""
         self.ask_waits: Callable[[], Awaitable[list[Waiting]]] = _no_other_process
@@ -81,6 +81,8 @@ class Dispatcher:
         self._queue: deque[_Party] = deque()
         self._parties: dict[str, _Party] = {}
         """Of each lease that is not reported."""
+        self._early: dict[str, Scored] = {}
+        """Rewards that have overtaken their report."""
 
     def listen(self, recorder: Emitter) -> None:
         """From now on hosts and episodes are events; first the hosts that are there."""
@@ -218,7 +220,10 @@ class Dispatcher:
 
     def _hear(self, seat: _Seat, message: ToDriver) -> None:
         if isinstance(message, Scored):
-            self.on_scored(message)
+            if message.attempt in self._parties:
+                self._early[message.attempt] = message
+            else:
+                self.on_scored(message)
         elif message.attempt not in seat.playing:
             pass  # said by a host after it was taken for dead
         elif isinstance(message, Moved):
@@ -243,6 +248,8 @@ class Dispatcher:
             self._fleet.leave(lease.id)
             self._tell("episode.end", lease)
         party.on_report(lease, report)
+        if (scored := self._early.pop(report.attempt, None)) is not None:
+            self.on_scored(scored)
 
     def _tell(self, event: str, lease: Lease) -> None:
         slots, used = self.capacity, sum(seat.used for seat in self._seats.values())

@@ -4,8 +4,9 @@ Inline it lives in the driver; on Ray it is an actor. It holds nothing that cann
 told, in whatever order: every lease it begins is reported once. A `Cancel` may overtake its lease on the way; then
 the lease is reported, unplayed, when it arrives. One that comes after the report ends only what concerns its reward.
 
-An episode whose reward takes time is reported first, which frees its slot. The host keeps the trajectory and computes
-the reward beside other episodes when it is told to (`Score`).
+An episode whose reward takes time is reported first, which frees its slot. The host then computes the reward beside
+other episodes, without being asked: a question would cost a journey to the driver and back. `Score` asks it for the
+reward of a trajectory that another host played.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ class EnvHost:
         self._playing: dict[str, EnvManager] = {}
         self._cancelled: set[str] = set()
         """Leases that were cancelled before they, or their `Score`, arrived."""
-        self._unscored: dict[str, Trajectory] = {}
-        """Reported, and kept for their reward."""
         self._scoring: dict[str, asyncio.Task[None]] = {}
         self._moves = itertools.count()
         self.link: Endpoint[ToDriver, ToHost] = Endpoint(transport, self._hear)
@@ -64,7 +63,7 @@ class EnvHost:
             self._playing[attempt].cancel()
         elif attempt in self._scoring:
             self._scoring.pop(attempt).cancel()
-        elif self._unscored.pop(attempt, None) is None and not self._is_over(attempt):
+        elif not self._is_over(attempt):
             self._cancelled.add(attempt)
 
     def _is_over(self, attempt: str) -> bool:
@@ -77,8 +76,10 @@ class EnvHost:
             self._early[attempt] = message
         elif isinstance(message, Lease):
             self._begin_playing(message, self._tasks)
+        elif attempt in self._cancelled:  # a Cancel has overtaken it
+            self._cancelled.discard(attempt)
         else:
-            self._begin_scoring(message, self._tasks)
+            self._begin_scoring(message.trajectory, self._tasks)
 
     def _begin_playing(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
         manager = self._playing[lease.id] = EnvManager(self._stage, lease)
@@ -95,17 +96,13 @@ class EnvHost:
         report = await manager.play()
         report.moved = manager.moved
         del self._playing[report.attempt]
-        if report.awaited and not manager.cancelled:
-            self._unscored[report.attempt] = report.trajectory
         self.link.say(report.attempt, report)
+        if report.awaited and not manager.cancelled and self._tasks is not None:
+            self._begin_scoring(report.trajectory, self._tasks)
 
-    def _begin_scoring(self, message: Score, tasks: asyncio.TaskGroup) -> None:
-        attempt = message.attempt
-        trajectory = message.trajectory or self._unscored.pop(attempt, None)
-        if trajectory is None or attempt in self._cancelled:  # a Cancel has overtaken it
-            self._cancelled.discard(attempt)
-            return
-        self._scoring[attempt] = tasks.create_task(self._score(trajectory), name=f"{SCORING}{attempt}")
+    def _begin_scoring(self, trajectory: Trajectory, tasks: asyncio.TaskGroup) -> None:
+        name = f"{SCORING}{trajectory.id}"
+        self._scoring[trajectory.id] = tasks.create_task(self._score(trajectory), name=name)
 
     async def _score(self, trajectory: Trajectory) -> None:
         attempt = trajectory.id

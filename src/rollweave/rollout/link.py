@@ -172,11 +172,13 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Compute the rewards of an ended episode, and answer with `Scored`."""
+    """Compute the rewards of an episode that another host played, and answer with `Scored`."""
 
-    attempt: str
-    trajectory: Trajectory | None = None
-    """For a host that did not play it; None: the host has kept it."""
+    trajectory: Trajectory
+
+    @property
+    def attempt(self) -> str:
+        return self.trajectory.id
 
 
 @dataclass(slots=True)
@@ -192,7 +194,7 @@ class Report:
     host_died: bool = False
     """How far it got is not known: said by the dispatcher in the place of a host that is gone."""
     awaited: tuple[str, ...] = ()
-    """The rewards that are still to be computed: the host keeps the trajectory until it is told to (`Score`)."""
+    """The rewards that are still to be computed: the host has begun with them, and says `Scored` when it has them."""
     host: int | None = None
     """The host that played it; written by the dispatcher."""
     moved: Moved | None = None

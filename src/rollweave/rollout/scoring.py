@@ -1,10 +1,10 @@
 """Scoring: which trajectories wait for a reward, and which host computes it.
 
-    host reports an episode ─▶ its slot is free ─▶ `score` ─▶ Score to the host that holds the trajectory
-                                                   `done`  ◀─ Scored
+    host reports an episode ─▶ its slot is free ─▶ `score`
+    host computes its reward ─▶ Scored ─────────▶ `done`
 
-The driver decides, the host that played computes: the tokens of a long trajectory lie there. If that host is gone, the
-trajectory is sent to another one: rewards are pure. The deadline is kept by the host, as those of an episode are.
+The host that played computes: the tokens of a long trajectory lie there. If that host is gone, the trajectory is sent
+to another one (`Score`): rewards are pure. The deadline is kept by the host, as those of an episode are.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class _Call:
 
 
 class HostBackend:
-    """Lets hosts compute rewards. What a dead host was computing, another one computes, a limited number of times: a
-    reward may be what kills them."""
+    """Hosts compute the rewards of what they played. What a dead host was computing, another one computes, a limited
+    number of times: a reward may be what kills them."""
 
     def __init__(self, dispatcher: Dispatcher, recorder: Emitter, max_retries: int) -> None:
         self._dispatcher = dispatcher
@@ -112,7 +112,7 @@ class HostBackend:
                 self._place(made)
 
     def _place(self, made: _Call) -> None:
-        """With the holder, else with the host that computes least; if there is none, with the next one that comes."""
+        """The holder has begun by itself. Without one: with the host that computes least, or the next that comes."""
         attempt, hosts = made.trajectory.id, self._dispatcher.hosts
         held = made.holder in hosts
         made.host = made.holder if held else self._least_busy(hosts)
@@ -121,8 +121,8 @@ class HostBackend:
         made.tries += 1
         if made.tries > 1:
             self._recorder.emit("reward.again", id=attempt, host=made.host, tries=made.tries)
-        score = Score(attempt, None if held else made.trajectory)
-        self._dispatcher.say(made.host, f"score.{attempt}", score)
+        if not held:
+            self._dispatcher.say(made.host, f"score.{attempt}", Score(made.trajectory))
 
     def _least_busy(self, hosts: Sequence[int]) -> int | None:
         load = Counter(made.host for made in self._calls.values())

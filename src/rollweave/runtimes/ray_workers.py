@@ -38,6 +38,10 @@ T = TypeVar("T")
 
 Pid = int
 
+NICENESS = 5
+"""Of a host beside engine and trainer. What it does between two steps of an engine can wait for a moment; a step whose
+threads lose a core to it takes twice as long."""
+
 
 class Outbox(Generic[T]):
     """Things to be fetched by a caller that waits until there are some."""
@@ -141,6 +145,7 @@ class HostWorker:
     def __init__(self, blueprint: Blueprint, client: str, fleet: FleetUpdate, log: Path) -> None:
         """`client`: how engines know this life of the host."""
         _prepare_process(log)
+        os.nice(NICENESS)
         self._client = client
         self._blueprint = blueprint
         self._fleet = fleet
