@@ -80,6 +80,7 @@ class StatusBoard:
         accountant: Accountant,
         ledger: Callable[[], dict[str, dict[str, int]]],
         now: Callable[[], float],
+        places: Callable[[], dict[str, Any]] = dict,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._path = folder / "status.json"
@@ -87,6 +88,7 @@ class StatusBoard:
         self._accountant = accountant
         self._ledger = ledger
         self._now = now
+        self._places = places
         self._wall = wall
         self._began_wall = wall()
         self._minute = LastMinute()
@@ -144,6 +146,7 @@ class StatusBoard:
             },
             "ledger": self._ledger(),
             "restarts": dict(accounts.restarts),
+            "places": self._places(),
         }
 
 

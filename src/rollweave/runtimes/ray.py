@@ -30,8 +30,9 @@ from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runtimes.blueprint import Blueprint, cores
 from rollweave.runtimes.layout import EngineSeat, Layout, layout
+from rollweave.runtimes.orders import follow_orders
 from rollweave.runtimes.ray_clients import RayTrainer, Restarts, WorkerHandle
-from rollweave.runtimes.ray_keepers import Crew, EngineKeeper, HostKeeper
+from rollweave.runtimes.ray_keepers import Crew, EngineTeam, HostKeeper
 from rollweave.runtimes.ray_nodes import NodeWorker, RayNodes
 from rollweave.runtimes.ray_workers import EngineWorker, HostWorker, TrainerWorker
 from rollweave.runtimes.resources import Need, Node, ResourceManager
@@ -64,44 +65,46 @@ async def start_ray(
     recorder: Emitter,
 ) -> AsyncIterator[Trainer]:
     """The workers of a job on Ray: started with the block, gone with it."""
-    with shared_folder() as folder, _connected(runtime):
+    with shared_folder() as folder, connected(runtime.address):
         places = layout(blueprint.job, runtime)
         nodes = _nodes(blueprint, runtime, logs, clock, recorder)
         crew = Crew(clock, recorder, Restarts(recorder), fleet, nodes)
         dispatcher.ask_waits = crew.waits
+        starter = Starter(blueprint, runtime, nodes, clock, logs, folder)
         try:
-            starter = Starter(blueprint, runtime, nodes, clock, logs, folder)
             trainer = await starter.trainer(places)
-            engines = [EngineKeeper(crew, name, seat, starter.engine) for name, seat in _named(places)]
-            await asyncio.gather(*(engine.begin() for engine in engines))
-            capacity = -(-blueprint.job.rollout.slots // runtime.hosts)
-            names = [f"host-{number}" for number in range(runtime.hosts)]
-            hosts = [HostKeeper(crew, name, partial(starter.host, places), dispatcher, capacity) for name in names]
-            await asyncio.gather(*(host.begin() for host in hosts))
-            keepers: list[EngineKeeper | HostKeeper] = [*engines, *hosts]
-            await asyncio.gather(crew.ready(trainer), *(keeper.start() for keeper in keepers))
-            carrier = nodes.carrier(trainer.node)
-            deadlines = blueprint.job.rollout.deadlines
-            client = RayTrainer(trainer, clock, deadlines, crew.restarts, carrier, nodes.while_reachable)
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(keeper.run()) for keeper in keepers]
+                team = EngineTeam(crew, places.engines, starter.engine, tasks)
+                await team.begin()
+                hosts = _host_keepers(crew, starter, places, dispatcher)
+                await asyncio.gather(*(host.begin() for host in hosts))
+                await asyncio.gather(crew.ready(trainer), team.start(), *(host.start() for host in hosts))
+                team.run()
+                watching = [host.run() for host in hosts]
+                watching.append(follow_orders(logs.parent, team.scale, clock))
                 if runtime.address != "local":
-                    running.append(tasks.create_task(nodes.watch()))
+                    watching.append(nodes.watch())
+                running = [tasks.create_task(work) for work in watching]
+                client = _trainer_client(trainer, crew, blueprint)
                 yield AlternatingTrainer(client, fleet) if places.colocated else client
                 for task in running:
                     task.cancel()
+                team.stop()
         finally:
             await nodes.close()
 
 
-def _named(places: Layout) -> list[tuple[str, EngineSeat]]:
-    """Engines by name: pool and number in it; without a cluster file `engine`."""
-    counted: dict[str, int] = {}
-    named = []
-    for seat in places.engines:
-        number = counted[seat.pool] = counted.get(seat.pool, -1) + 1
-        named.append((f"{seat.pool}-{number}" if seat.pool else "engine", seat))
-    return named
+def _host_keepers(crew: Crew, starter: Starter, places: Layout, dispatcher: Dispatcher) -> list[HostKeeper]:
+    hosts = starter.runtime.hosts
+    capacity = -(-starter.blueprint.job.rollout.slots // hosts)
+    spawn = partial(starter.host, places)
+    return [HostKeeper(crew, f"host-{number}", spawn, dispatcher, capacity) for number in range(hosts)]
+
+
+def _trainer_client(trainer: WorkerHandle, crew: Crew, blueprint: Blueprint) -> RayTrainer:
+    nodes, deadlines = crew.nodes, blueprint.job.rollout.deadlines
+    carrier = nodes.carrier(trainer.node)
+    return RayTrainer(trainer, crew.clock, deadlines, crew.restarts, carrier, nodes.while_reachable)
 
 
 def _nodes(blueprint: Blueprint, runtime: RayRuntime, logs: Path, clock: Clock, recorder: Emitter) -> RayNodes:
@@ -212,7 +215,8 @@ class Starter:
 
 
 @contextmanager
-def _connected(runtime: RayRuntime) -> Iterator[None]:
+def connected(address: str) -> Iterator[None]:
+    """Inside, this process is connected to a Ray cluster; `local`: to a private one, which ends with the block."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray would announce a dead worker itself, at length, in the middle of the view (read when it is imported).
@@ -227,14 +231,14 @@ def _connected(runtime: RayRuntime) -> Iterator[None]:
     import ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
-    if runtime.address == "local":
+    if address == "local":
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     try:
-        _knock(runtime.address)
-        ray.init(address=runtime.address, **options)
+        _knock(address)
+        ray.init(address=address, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"runtime.address: no Ray cluster answers at {runtime.address!r} ({error}); start one with "
+            f"runtime.address: no Ray cluster answers at {address!r} ({error}); start one with "
             "`ray start --head`, or set runtime.address=local for a private one"
         ) from error
     try:

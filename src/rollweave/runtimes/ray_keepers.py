@@ -10,7 +10,8 @@ learned since its last checkpoint is gone, so the session goes back to that chec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -143,6 +144,13 @@ class EngineKeeper:
             except WorkerDied as again:
                 death = again
 
+    async def leave(self, cause: str) -> None:
+        """Give the engine up in order: what it holds moves first. (`run` is cancelled by the caller, before.)"""
+        await self.crew.fleet.retire(self._id, cause)
+        self._worker.end()
+        self._drop_spare()
+        self.crew.nodes.resources.release(self.name)
+
     def _drop_spare(self) -> None:
         if self._spare is not None:
             self._spare.end()
@@ -164,6 +172,60 @@ class EngineKeeper:
         keep its successor away."""
         if entry.id == self._id and entry.state == "gone":
             self._worker.end()
+
+
+class EngineTeam:
+    """The engines of a run, as many in each pool as are wanted; that may change while the run goes on."""
+
+    def __init__(self, crew: Crew, seats: Sequence[EngineSeat], spawn: StartEngine, tasks: asyncio.TaskGroup) -> None:
+        self._crew = crew
+        self._spawn = spawn
+        self._tasks = tasks
+        self._seats = {seat.pool: seat for seat in seats}
+        self._numbers = {pool: itertools.count() for pool in self._seats}
+        self._kept = {pool: [self._keeper(seat) for seat in seats if seat.pool == pool] for pool in self._seats}
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def begin(self) -> None:
+        await asyncio.gather(*(keeper.begin() for keeper in self._all()))
+
+    async def start(self) -> None:
+        await asyncio.gather(*(keeper.start() for keeper in self._all()))
+
+    def run(self) -> None:
+        """Keep them running from now on."""
+        for keeper in self._all():
+            self._running[keeper.name] = self._tasks.create_task(keeper.run())
+
+    def stop(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+
+    async def scale(self, pool: str, wanted: int) -> None:
+        """Let engines join a pool, or the last ones leave it."""
+        kept = self._kept[pool]
+        self._crew.recorder.emit("fleet.scale", pool=pool, engines=wanted, before=len(kept))
+        while len(kept) < wanted:
+            keeper = self._keeper(self._seats[pool])
+            kept.append(keeper)
+            await keeper.begin()
+            self._running[keeper.name] = self._tasks.create_task(self._join(keeper))
+        while len(kept) > wanted:
+            keeper = kept.pop()
+            self._running.pop(keeper.name).cancel()
+            await keeper.leave(f"pool {pool or 'engine'} was scaled down to {wanted}")
+
+    async def _join(self, keeper: EngineKeeper) -> None:
+        await keeper.start()
+        await keeper.run()
+
+    def _all(self) -> list[EngineKeeper]:
+        return [keeper for kept in self._kept.values() for keeper in kept]
+
+    def _keeper(self, seat: EngineSeat) -> EngineKeeper:
+        number = next(self._numbers[seat.pool])
+        name = f"{seat.pool or 'engine'}-{number}"
+        return EngineKeeper(self._crew, "engine" if name == "engine-0" else name, seat, self._spawn)
 
 
 @dataclass(slots=True)

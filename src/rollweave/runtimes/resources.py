@@ -98,6 +98,10 @@ class ResourceManager:
                     "change count or labels of the pool"
                 )
 
+    def addresses(self, pool: Pool) -> list[str]:
+        """Of the pool's nodes."""
+        return [node.address for node in self._of(pool)]
+
     def _listed(self) -> str:
         said = [f"{node} ({node.cores} cores, {_said(node.labels) or 'no labels'})" for node in self._nodes.values()]
         return "; ".join(said) or "none"
