@@ -38,6 +38,8 @@ class Places:
                     self.nodes.pop(data["node"], None)
             case "worker.bound":
                 self.workers[data["worker"]] = {key: data[key] for key in WORKER}
+            case "worker.unbound":
+                self.workers.pop(data["worker"], None)
             case "driver.cut_off":
                 self.cut_off = True
             case "driver.back":

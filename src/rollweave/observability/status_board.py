@@ -80,8 +80,8 @@ class StatusBoard:
         accountant: Accountant,
         ledger: Callable[[], dict[str, dict[str, int]]],
         now: Callable[[], float],
-        places: Callable[[], dict[str, Any]] = dict,
         wall: Callable[[], float] = time.time,
+        places: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._path = folder / "status.json"
         self._header = header

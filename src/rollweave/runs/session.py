@@ -231,8 +231,9 @@ class Session:
 
     def _board(self, loop: Loop, recorder: Recorder, places: Places) -> StatusBoard:
         accountant, ledger = loop.journal.accountant, loop.scheduler.ledger
-        header = self._header()
-        return StatusBoard(self.folder.path, header, accountant, ledger.summary, recorder.now, places.snapshot)
+        return StatusBoard(
+            self.folder.path, self._header(), accountant, ledger.summary, recorder.now, places=places.snapshot
+        )
 
     def _announce(self, event: Event) -> None:
         """Shows a person who watches that a worker died or works again, or that a machine does not answer."""

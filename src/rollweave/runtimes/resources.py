@@ -116,7 +116,7 @@ class ResourceManager:
 
     def bind(self, need: Need) -> Binding | None:
         """Find a worker its place. None: no node has room for it now."""
-        self.release(need.worker)
+        self.bindings.pop(need.worker, None)
         own = self._pools.get(need.pool)
         binding = self._place(need, own) or self._fall_back(need, own)
         if binding is not None:
@@ -125,7 +125,9 @@ class ResourceManager:
         return binding
 
     def release(self, worker: str) -> None:
-        self.bindings.pop(worker, None)
+        """The worker has left for good."""
+        if self.bindings.pop(worker, None) is not None:
+            self._recorder.emit("worker.unbound", worker=worker)
 
     def returning(self) -> list[str]:
         """Workers that are bound to another pool's node although their own has room again."""
@@ -137,8 +139,9 @@ class ResourceManager:
         if not nodes:
             return None
         node = max(nodes, key=lambda node: (self._free(node), -self._held(node)))
-        where = f"pool {pool.name}" if pool is not None else "any node will do"
-        return Binding(need, node, f"{where}: {node} has {self._free(node)} of {node.cores} cores free")
+        if pool is None:
+            return Binding(need, node, "it belongs to no pool: it runs beside the driver")
+        return Binding(need, node, f"pool {pool.name}: {node} has {self._free(node)} of {node.cores} cores free")
 
     def _fall_back(self, need: Need, own: Pool | None) -> Binding | None:
         """Another pool whose devices are of the same kind and do work of the same kind."""
