@@ -36,7 +36,7 @@ NETWORK = "10.88.0"
 MOST_HOSTS = 250
 RAY_PORT = 6379
 
-TOOLS = ("ip", "tc", "unshare", "nsenter", "taskset", "mount", "hostname")
+TOOLS = ("ip", "tc", "unshare", "nsenter", "taskset", "mount")
 
 BURST = ("burst", "256kb", "latency", "400ms")
 """Of a limited link: what may pass at once, and how long a packet waits before it is dropped."""
@@ -162,7 +162,7 @@ def why_no_lab() -> str | None:
     if os.geteuid() != 0:
         return "the lab makes network and mount namespaces, which only root may do: run it as root (`sudo`)"
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        return f"the lab needs {', '.join(missing)}: install iproute2, util-linux and hostname"
+        return f"the lab needs {', '.join(missing)}: install iproute2 and util-linux"
     tried = subprocess.run(["unshare", *HOST_FLAGS, "true"], capture_output=True, text=True)
     if tried.returncode:
         return (
