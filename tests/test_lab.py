@@ -1,4 +1,4 @@
-"""The lab: what its commands would be, everywhere; what its hosts share and do not share, where namespaces can be made."""
+"""The lab: what its commands would be; and, where namespaces can be made, what its hosts share and what they do not."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tools.lab import Lab, LabError, LabHost, LoopbackLab, why_no_lab
 from tools.lab.hosts import ROOT, Finished, RayHost, host_environment
 from tools.lab.lab import check_names, enter, link_commands
@@ -57,7 +57,9 @@ def test_only_folders_that_a_tmpfs_would_hide_are_put_back() -> None:
 
 
 def test_every_disk_becomes_read_only_and_devices_do_not_matter() -> None:
-    table = "proc /proc proc rw 0 0\n/dev/vda / ext4 rw 0 0\n/dev/vdb /my\\040data ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0"
+    table = (
+        "proc /proc proc rw 0 0\n/dev/vda / ext4 rw 0 0\n/dev/vdb /my\\040data ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0"
+    )
     assert disks(mounted_folders(table)) == ["/", "/my data"]
 
 
@@ -163,7 +165,11 @@ def test_hosts_do_not_see_each_others_files(lab: Lab, folder: str) -> None:
 
 @real
 def test_home_and_hostname_are_the_hosts_own(lab: Lab) -> None:
-    shown = lab["h20"].run(["sh", "-c", "echo $HOME; cat /proc/sys/kernel/hostname; cd; pwd; getent hosts head"]).stdout.split()
+    shown = (
+        lab["h20"]
+        .run(["sh", "-c", "echo $HOME; cat /proc/sys/kernel/hostname; cd; pwd; getent hosts head"])
+        .stdout.split()
+    )
     assert shown == [HOME, "h20", HOME, lab["head"].address, "head"]
 
 
@@ -204,7 +210,7 @@ def test_a_command_that_fails_or_takes_too_long_says_so(lab: Lab) -> None:
         lab["h20"].run(["sh", "-c", "echo oh; exit 3"])
     with pytest.raises(LabError, match=r"took longer than 0.2 s"):
         lab["h20"].run(["sleep", "1000"], timeout=0.2)
-    assert "sleep" not in processes(lab["h20"])
+    wait_until(lambda: "sleep" not in processes(lab["h20"]))
 
 
 SERVE = """
@@ -300,7 +306,7 @@ def test_all_processes_of_one_host_die_together_and_none_of_another(lab: Lab) ->
     others = lab["h20"].start(["sleep", "1000"])
     lab["head"].kill_all()
     assert [process.wait(10) for process in mine] == [-signal.SIGKILL] * 3
-    assert "sleep" not in processes(lab["head"])  # and the host is there for more
+    wait_until(lambda: "sleep" not in processes(lab["head"]))  # and the host is there for more
     assert others.poll() is None
 
 
@@ -316,10 +322,8 @@ def held_namespaces() -> set[str]:
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         for kind in NAMESPACES:
-            try:
+            with suppress(OSError):  # it has just ended
                 found.add(os.readlink(folder / "ns" / kind))
-            except OSError:  # it has just ended
-                pass
     return found
 
 
@@ -348,7 +352,7 @@ def test_nothing_is_left_behind(may_build: None, ending: type[BaseException] | N
                 raise ending
     except (ZeroDivisionError, KeyboardInterrupt) as error:
         assert type(error) is ending
-    assert process is not None and process.wait(10) == -signal.SIGKILL
+    assert process is not None and process.wait(10) != 0
     assert not made & held_namespaces()
     assert furniture() == before
 
@@ -397,7 +401,7 @@ print(json.dumps([ray.get(where.options(label_selector={"pool": pool}).remote())
 def test_a_cluster_over_hosts_that_demands_its_token(lab: Lab) -> None:
     head, h20 = lab["head"], lab["h20"]
     cluster = head.start_ray(labels={"pool": "head"})
-    with pytest.raises(LabError, match="ray.scripts.scripts start"):
+    with pytest.raises(LabError, match=r"ray\.scripts\.scripts start"):
         h20.start_ray(head, env={"RAY_AUTH_TOKEN": "0" * 64})
     h20.kill_all()
     h20.start_ray(head, labels={"pool": "h20"})

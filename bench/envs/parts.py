@@ -15,7 +15,7 @@ import numpy as np
 from bench.control.null import ANSWER, LOGPROBS, TRANSFORM, NullDialogue, NullEnvironment, NullScorer
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineStats, Pull, Request
-from rollweave.environments.protocol import Environment, Observation
+from rollweave.environments.protocol import HasScriptedAction, Observation
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.manager import Stage
 from rollweave.runtimes.blueprint import Blueprint
@@ -99,8 +99,15 @@ class LongDialogue(NullDialogue):
         return FIRST_OBSERVATION
 
 
-def null_environment(task: Task) -> Environment:
-    return NullEnvironment()
+class ScriptedNullEnvironment(NullEnvironment):
+    """As the environments of a job, which can also play by themselves."""
+
+    async def scripted_action(self, seed: int) -> str:
+        return "left"
+
+
+def null_environment(task: Task) -> HasScriptedAction:
+    return ScriptedNullEnvironment()
 
 
 @dataclass(frozen=True, slots=True)

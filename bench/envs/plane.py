@@ -1,12 +1,13 @@
-"""A whole run of the `rollart` pipeline on Ray around parts that do nothing: an engine, a trainer, hosts, the driver."""
+"""A whole run of the `rollart` pipeline on Ray: driver, hosts, engine and trainer, around parts that do nothing."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from bench.control.null import ANSWER
 from bench.control.plane import null_job
@@ -44,7 +45,7 @@ class Concurrency:
 
     def __call__(self, event: Event) -> None:
         if event.name == "episode.begin":
-            self.most = max(self.most, int(event.data["slots"]) - int(event.data["free"]))
+            self.most = max(self.most, cast(int, event.data["slots"]) - cast(int, event.data["free"]))
 
 
 def play(environments: int, turns: int, hosts: int) -> Played:
@@ -65,16 +66,16 @@ async def _play(environments: int, turns: int, hosts: int, clock: Clock) -> Play
             before, started = cpu_seconds(), clock.now()
             await drive.advance()
             seconds, after = clock.now() - started, cpu_seconds()
-            sampled = (await fleet.look()).sampled_tokens
+            sampled = (await fleet.look()).totals.sampled_tokens
     ledger = drive.loop.scheduler.ledger
     ledger.check()
-    used = {kind: round(after[kind] - before[kind], 2) for kind in after}
+    used = {kind: round(after[kind] - before.get(kind, 0.0), 2) for kind in after}
     return Played(sampled // len(ANSWER), seconds, concurrency.most, ledger.summary()["attempts"]["infra-failed"], used)
 
 
-def cpu_seconds() -> Counter[str]:
+def cpu_seconds() -> dict[str, float]:
     """What this process and those that it started have used so far, by kind: driver, host, engine, trainer, ray."""
-    used: Counter[str] = Counter()
+    used: defaultdict[str, float] = defaultdict(float)
     for pid, command in family(os.getpid()).items():
         used[_kind(pid, command)] += _cpu_seconds(pid)
     return used

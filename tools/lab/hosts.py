@@ -35,7 +35,16 @@ RAY_SECONDS = 120.0
 OUTPUT_LINES = 20
 """How much of a failed command's output is shown."""
 
-NOT_INHERITED = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ftp_proxy", "grpc_proxy", "tmpdir", "pythonhome")
+NOT_INHERITED = (
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "ftp_proxy",
+    "grpc_proxy",
+    "tmpdir",
+    "pythonhome",
+)
 """Variables, in any case, that would lead out of a host. Proxies reach gRPC, and so Ray."""
 
 
@@ -113,10 +122,10 @@ class RayHost(ABC):
         """Start a Ray node that joins the cluster of `head`, or without one is the head of its own. Returns the address
         of the cluster."""
         cluster = (head or self).ray_address
-        where = [f"--address={cluster}"] if head else ["--head", f"--port={self._ray_port}", "--include-dashboard=false"]
+        be_head = ["--head", f"--port={self._ray_port}", "--include-dashboard=false"]
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"),
-            *where,
+            *(be_head if head is None else [f"--address={cluster}"]),
             f"--node-ip-address={self.address}",
             f"--num-cpus={num_cpus:g}",
             f"--object-store-memory={OBJECT_STORE_MB * 2**20}",

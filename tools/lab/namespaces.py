@@ -76,8 +76,18 @@ class Holder:
 
 
 def switch_script() -> str:
-    """The bridge that joins the hosts."""
-    return "\n".join(["set -e", "ip link add bridge type bridge", "ip link set bridge up", "echo $$", HOLD])
+    """The bridge that joins the hosts. Its ports say nothing of their own, so that a cut link is silent."""
+    ipv6 = "/proc/sys/net/ipv6/conf/default/disable_ipv6"
+    return "\n".join(
+        [
+            "set -e",
+            f"[ ! -e {ipv6} ] || echo 1 > {ipv6}",
+            "ip link add bridge type bridge",
+            "ip link set bridge up",
+            "echo $$",
+            HOLD,
+        ]
+    )
 
 
 def host_script(name: str, addresses: Mapping[str, str], mounts: Iterable[str], keep: Iterable[str]) -> str:
