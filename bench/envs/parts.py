@@ -41,6 +41,7 @@ class NullCore:
     def __init__(self) -> None:
         self._asked: dict[str, Request] = {}
         self._stats = EngineStats()
+        self._staged = Fingerprint(0, "")
 
     @property
     def has_work(self) -> bool:
@@ -67,10 +68,11 @@ class NullCore:
         return Span(ANSWER.copy(), LOGPROBS.copy(), LOGPROBS.copy(), self._stats.version, TRANSFORM)
 
     def prepare(self, pull: Pull) -> Fingerprint:
-        return pull(lambda name, tensor: None)
+        self._staged = pull(lambda name, tensor: None)
+        return self._staged
 
     def commit(self, version: int) -> None:
-        self._stats.version = version
+        self._stats.version, self._stats.checksum = version, self._staged.checksum
 
     def stats(self) -> EngineStats:
         return self._stats
