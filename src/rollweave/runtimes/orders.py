@@ -21,12 +21,8 @@ def write_order(run: Path, engines: dict[str, int]) -> None:
 
 
 async def follow_orders(run: Path, scale: Callable[[str, int], Awaitable[None]], clock: Clock) -> None:
-    """Carry out each new order, until cancelled. Orders to an earlier process of the run are not repeated."""
-    known = read_object(run / FILE)
+    """Carry out what is ordered, until cancelled. An order stays in force when the run is resumed."""
     while True:
+        for pool, engines in read_object(run / FILE).items():
+            await scale(pool, engines)
         await clock.sleep(LOOK_SECONDS)
-        wanted = read_object(run / FILE)
-        for pool, engines in wanted.items():
-            if known.get(pool) != engines:
-                await scale(pool, engines)
-        known = wanted

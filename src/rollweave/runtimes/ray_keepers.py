@@ -203,7 +203,9 @@ class EngineTeam:
 
     async def scale(self, pool: str, wanted: int) -> None:
         """Let engines join a pool, or the last ones leave it."""
-        kept = self._kept[pool]
+        kept = self._kept.get(pool)
+        if kept is None or len(kept) == wanted:  # an order for a pool that the job no longer has, or an old one
+            return
         self._crew.recorder.emit("fleet.scale", pool=pool, engines=wanted, before=len(kept))
         while len(kept) < wanted:
             keeper = self._keeper(self._seats[pool])
