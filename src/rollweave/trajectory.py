@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -171,6 +172,13 @@ class Span:
     def sampled(self) -> bool:
         return self.version is not None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its arrays travel as bytes. They are small and many: as arrays they would cost most of what it costs to send
+        an answer or a trajectory to another process (bench/envs)."""
+        tokens, logprobs, raw_logprobs, *others = _span_fields(self)
+        sent = (None if one is None else one.tobytes() for one in (tokens, logprobs, raw_logprobs))
+        return _span_of_bytes, (*sent, *others)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Span):
             return NotImplemented
@@ -185,6 +193,18 @@ class Span:
         if len(self.logprobs) != len(self.tokens) or len(self.raw_logprobs) != len(self.tokens):
             return f"{len(self.tokens)} sampled tokens carry {len(self.logprobs)} log-probs"
         return None if _finite(self.logprobs) else "a behaviour log-prob is not finite"
+
+
+_span_fields = attrgetter(*(one.name for one in fields(Span)))
+
+
+def _span_of_bytes(tokens: bytes, logprobs: bytes | None, raw_logprobs: bytes | None, *others: Any) -> Span:
+    return Span(
+        np.frombuffer(tokens, np.int32),
+        None if logprobs is None else np.frombuffer(logprobs, np.float32),
+        None if raw_logprobs is None else np.frombuffer(raw_logprobs, np.float32),
+        *others,
+    )
 
 
 def _finite(values: Logprobs) -> bool:
