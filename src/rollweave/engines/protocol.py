@@ -8,8 +8,11 @@ makes it current. Requests in flight go on under the new version, and their comp
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, Literal, Protocol
+
+import numpy as np
 
 from rollweave.trajectory import Span, TokenIds, Transform
 from rollweave.weights.buckets import Fingerprint, Into
@@ -57,6 +60,18 @@ class Request:
     decode_on: str | None = None
     """The id of the engine that answers it, if a prefill engine computes its context. That one is asked first, and
     answers without tokens once the other has the KV cache."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its context travels as bytes, as the arrays of a `Span` do."""
+        id, trajectory, tokens, *others = _request_fields(self)
+        return _request_of_bytes, (id, trajectory, tokens.tobytes(), *others)
+
+
+_request_fields = attrgetter(*(one.name for one in fields(Request)))
+
+
+def _request_of_bytes(id: str, trajectory: str, context: bytes, *others: Any) -> Request:
+    return Request(id, trajectory, np.frombuffer(context, np.int32), *others)
 
 
 @dataclass(slots=True)
