@@ -40,7 +40,7 @@ little enough that work has moved within fifteen."""
 QUIET_SECONDS = 5.0
 """If no node has answered for so long, none is given up: one that answers late is no proof that the others will not."""
 
-CUT_OFF_SECONDS = 55.0
+CUT_OFF_SECONDS = 60.0
 """Ray's nodes end themselves after 64 s without contact, and everything on them without a word."""
 
 CHUNK_BYTES = 16 * 2**20
