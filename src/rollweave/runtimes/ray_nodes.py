@@ -237,9 +237,10 @@ class RayNodes:
     async def _beat(self, away: Away) -> None:
         try:
             grown = await away.agent.call("beat", away.logs)
-        except WorkerDied:  # the node itself may live: what is bound to it next makes a new one
-            self._give_up(away)
-            self._away.pop(away.node.id, None)
+        except WorkerDied as death:
+            if not death.out_of_reach:  # the actor is gone, and the node may live: what is bound to it makes a new one
+                self._give_up(away)
+                self._away.pop(away.node.id, None)
             return
         away.heard = self._clock.now()
         if away.given_up.is_set():
