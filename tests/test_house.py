@@ -1,4 +1,4 @@
-"""The order of the house: one name for one thing, no package cycles, and no more files and lines than agreed.
+"""The order of the house: one name for one thing, and no package cycles.
 
 An exception has a line with its reason here; one that is no longer needed fails.
 """
