@@ -62,6 +62,7 @@ class RayHost(ABC):
         self.environment = dict(environment)
         """The variables of all its commands."""
         self._ray_port = ray_port
+        self._started: list[Process] = []
 
     @abstractmethod
     def command(self, command: Sequence[str]) -> list[str]:
@@ -108,7 +109,9 @@ class RayHost(ABC):
     def start(self, command: Sequence[str], env: Mapping[str, str] | None = None, log: Path | None = None) -> Process:
         """Start a command on this host. Its output goes to `log`, a file outside of the lab; without one, nowhere."""
         with (log or Path(os.devnull)).open("ab") as output:
-            return self._popen(command, env, stdout=output, stderr=subprocess.STDOUT)
+            process = self._popen(command, env, stdout=output, stderr=subprocess.STDOUT)
+        self._started = [*(one for one in self._started if one.poll() is None), process]
+        return process
 
     def start_ray(
         self,
@@ -135,6 +138,12 @@ class RayHost(ABC):
         ]
         self.run(command, env, timeout=RAY_SECONDS)
         return cluster
+
+    def _kill_started(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                _kill_group(process)
+            process.wait()
 
     def _popen(self, command: Sequence[str], env: Mapping[str, str] | None, stdout: Any, stderr: Any) -> Process:
         return subprocess.Popen(
