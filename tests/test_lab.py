@@ -84,7 +84,7 @@ def test_no_proxy_and_no_other_token_reaches_a_host() -> None:
     outside = {"PATH": "/bin", "HTTPS_PROXY": "x", "no_proxy": "y", "TMPDIR": "/t", "RAY_ADDRESS": "z", "HOME": "/root"}
     inside = host_environment(outside, "secret", HOME)
     assert inside == {
-        "PATH": "/bin",
+        "PATH": f"{Path(sys.executable).parent}:/bin",
         "HOME": HOME,
         "PYTHONPATH": str(ROOT),
         "RAY_AUTH_MODE": "token",

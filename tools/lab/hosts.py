@@ -198,15 +198,16 @@ class Hosts(ABC, Generic[Host]):
 
 def host_environment(inherited: Mapping[str, str], token: str, home: str) -> dict[str, str]:
     """The variables of a host's commands: those of the lab without what would lead out of the host, and Ray's token.
-    The checkout can be imported from, though commands start elsewhere."""
+    The checkout can be imported from, though commands start elsewhere, and the commands of its venv are found."""
     kept = {
         name: value
         for name, value in inherited.items()
         if name.lower() not in NOT_INHERITED and not name.startswith(("RAY_", "XDG_"))
     }
-    path = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
+    modules = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
+    commands = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), inherited.get("PATH")]))
     ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0"}
-    return kept | ray | {"HOME": home, "PYTHONPATH": path}
+    return kept | ray | {"HOME": home, "PYTHONPATH": modules, "PATH": commands}
 
 
 def _kill_group(process: Process) -> None:
