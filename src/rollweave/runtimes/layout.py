@@ -13,9 +13,10 @@ from itertools import chain
 from rollweave.config.cluster import GENERATES, TRAINS, ClusterConfig, Pool
 from rollweave.config.job import Job, RayRuntime
 from rollweave.errors import ConfigError
+from rollweave.fleet.fleet import EngineRole
 from rollweave.runtimes.blueprint import cores
 
-NOT_HERE = {"prefill", "decode", "reward"}
+NOT_HERE = {"reward"}
 """Roles that only a simulation plays today."""
 
 
@@ -24,6 +25,7 @@ class EngineSeat:
     threads: int
     tasks: tuple[str, ...] = ()
     """Tasks whose trajectories prefer this engine."""
+    role: EngineRole = "rollout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,14 @@ def _of_cluster(cluster: ClusterConfig) -> Layout:
             f"cluster: its pools want {wanted} cores and this machine has {cores()}: lower their counts, or put "
             "generation and training on one pool of role: colocated"
         )
-    seats = [[EngineSeat(_cores(cluster, pool) // pool.workers, pool.tasks)] * pool.workers for pool in generating]
+    seats = [[_seat(cluster, pool)] * pool.workers for pool in generating]
     colocated = any(pool.role == "colocated" for pool in training)
     return Layout(tuple(chain(*seats)), sum(_cores(cluster, pool) for pool in training), colocated)
+
+
+def _seat(cluster: ClusterConfig, pool: Pool) -> EngineSeat:
+    role: EngineRole = pool.role if pool.role == "prefill" or pool.role == "decode" else "rollout"
+    return EngineSeat(_cores(cluster, pool) // pool.workers, pool.tasks, role)
 
 
 def _can_be_filled(cluster: ClusterConfig, pool: Pool) -> None:

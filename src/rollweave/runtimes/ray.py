@@ -62,7 +62,9 @@ async def start_ray(
             ["engine"] if len(places.engines) == 1 else [f"engine-{number}" for number in range(len(places.engines))]
         )
         keepers: list[EngineKeeper | HostKeeper] = [
-            EngineKeeper(crew, partial(_worker, EngineWorker, name, logs, seat.threads, blueprint, store), seat.tasks)
+            EngineKeeper(
+                crew, partial(_worker, EngineWorker, name, logs, seat.threads, blueprint, store), seat.tasks, seat.role
+            )
             for name, seat in zip(names, places.engines, strict=True)
         ]
         capacity = -(-blueprint.job.rollout.slots // runtime.hosts)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from rollweave.clock import Clock
 from rollweave.config.control import Deadlines
-from rollweave.engines.protocol import Completion, EngineStats, Request
+from rollweave.engines.protocol import Completion, EngineStats, KvAsk, KvRows, Request
 from rollweave.errors import EngineGone, WorkerDied, first_cause
 from rollweave.observability.events import Emitter
 from rollweave.rollout.link import Packet
@@ -222,7 +222,7 @@ class RayEngineClient:
 
 @dataclass(frozen=True, slots=True)
 class RayEngineControl:
-    """An engine in another process, as the driver sees it."""
+    """An engine in another process, as the driver sees it, and an engine that fetches KV caches from it."""
 
     worker: WorkerHandle
 
@@ -242,6 +242,11 @@ class RayEngineControl:
     async def stats(self) -> EngineStats:
         stats: EngineStats = await self._call("stats")
         return stats
+
+    async def kv_rows(self, ask: KvAsk) -> KvRows | None:
+        """Asked by another engine."""
+        rows: KvRows | None = await self._call("kv_rows", ask)
+        return rows
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:

@@ -16,7 +16,7 @@ from typing import cast
 
 from rollweave.clock import Clock, Waiting
 from rollweave.errors import WorkerDied, first_cause
-from rollweave.fleet.fleet import EngineEntry, EngineId, Fleet, FleetUpdate
+from rollweave.fleet.fleet import EngineEntry, EngineId, EngineRole, Fleet, FleetUpdate
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import HostLink
@@ -69,6 +69,7 @@ class EngineKeeper:
     crew: Crew
     spawn: Callable[[], WorkerHandle]
     tasks: tuple[str, ...] = ()
+    role: EngineRole = "rollout"
     _worker: WorkerHandle = field(init=False)
     _id: EngineId = field(init=False)
     _spare: WorkerHandle | None = None
@@ -111,7 +112,8 @@ class EngineKeeper:
         self._worker = worker
         self._lives += 1
         self._id = f"{worker.name}/{self._lives}"
-        self.crew.fleet.join(EngineEntry(self._id, RayEngineControl(worker), worker, tasks=self.tasks))
+        entry = EngineEntry(self._id, RayEngineControl(worker), worker, tasks=self.tasks, role=self.role)
+        self.crew.fleet.join(entry)
 
     def _end_if_lost(self, entry: EngineEntry) -> None:
         """The fleet gives up an engine that was out of reach or took too long. Its process may still run, and would
