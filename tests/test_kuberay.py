@@ -29,7 +29,7 @@ def cluster() -> ClusterConfig:
 
 def of_pools(*pools: dict[str, Any]) -> ClusterConfig:
     train = {"name": "train", "device": "H800", "count": 8, "role": "train"}
-    return ClusterConfig.model_validate({"pools": [*pools, train]})
+    return ClusterConfig.model_validate({"pools": (*pools, train)})
 
 
 def strict(schema: Any) -> Any:
@@ -62,7 +62,9 @@ def test_kuberay_knows_every_field(kind: str, queue: str | None, cluster: Cluste
     assert manifest["metadata"].get("labels") == ({QUEUE_LABEL: queue} if queue else None)
 
 
-@pytest.mark.parametrize("place", [(), ("rayClusterSpec",), ("rayClusterSpec", "workerGroupSpecs", 0, "template", "spec")])
+@pytest.mark.parametrize(
+    "place", [(), ("rayClusterSpec",), ("rayClusterSpec", "workerGroupSpecs", 0, "template", "spec")]
+)
 def test_an_unknown_field_would_be_found_wherever_it_is(place: tuple[Any, ...], cluster: ClusterConfig) -> None:
     manifest = ray_job(cluster, IMAGE)
     within = manifest["spec"]
@@ -81,7 +83,9 @@ def test_the_committed_examples_are_those_of_the_cluster_file(kind: str, cluster
 
 
 def test_every_pool_is_a_worker_group_with_its_labels_and_all_of_its_devices(cluster: ClusterConfig) -> None:
-    groups = {group["groupName"]: group for group in ray_job(cluster, IMAGE)["spec"]["rayClusterSpec"]["workerGroupSpecs"]}
+    groups = {
+        group["groupName"]: group for group in ray_job(cluster, IMAGE)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    }
     assert list(groups) == ["train", "h800", "h20", "environments"], "functions run elsewhere"
     for pool in cluster.pools:
         if pool.name not in groups:
@@ -96,7 +100,9 @@ def test_every_pool_is_a_worker_group_with_its_labels_and_all_of_its_devices(clu
 
 
 def test_devices_that_do_not_fill_machines_are_spread_evenly() -> None:
-    made = ray_job(of_pools({"name": "r", "device": "H20", "count": 12, "role": "rollout", "tensor_parallel": 2}), IMAGE)
+    made = ray_job(
+        of_pools({"name": "r", "device": "H20", "count": 12, "role": "rollout", "tensor_parallel": 2}), IMAGE
+    )
     group = made["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
     assert group["replicas"] == 2
     assert group["template"]["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"] == "6"
@@ -104,7 +110,7 @@ def test_devices_that_do_not_fill_machines_are_spread_evenly() -> None:
 
 def test_an_engine_that_fits_on_no_machine_is_refused() -> None:
     wide = of_pools({"name": "r", "device": "H20", "count": 16, "role": "rollout", "tensor_parallel": 16})
-    with pytest.raises(ConfigError, match="pool r: an engine of 16 devices .* 8 x H20: lower tensor_parallel"):
+    with pytest.raises(ConfigError, match=r"pool r: an engine of 16 devices .* 8 x H20: lower tensor_parallel"):
         ray_job(wide, IMAGE)
 
 

@@ -2,8 +2,8 @@
 
     python -m rollweave.cluster.kuberay RayCluster|RayJob CLUSTER.yaml IMAGE [NAME [QUEUE]]
 
-prints a `RayCluster`, which stays, or a `RayJob`, which brings a cluster of its own. A test compares both with KubeRay's
-schemas. They were not applied to a Kubernetes cluster here.
+prints a `RayCluster`, which stays, or a `RayJob`, which brings a cluster of its own. A test compares both with
+KubeRay's schemas. They were not applied to a Kubernetes cluster here.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _devices_per_pod(cluster: ClusterConfig, pool: Pool) -> int:
     fitting = [n for n in range(1, most + 1) if pool.count % n == 0 and n % pool.tensor_parallel == 0]
     if not fitting:
         raise ConfigError(
-            f"pool {pool.name}: an engine of {pool.tensor_parallel} devices (tensor_parallel) does not fit on a machine "
-            f"with {most} x {pool.device}: lower tensor_parallel, or give the device more devices_per_node"
+            f"pool {pool.name}: an engine of {pool.tensor_parallel} devices (tensor_parallel) does not fit on a "
+            f"machine with {most} x {pool.device}: lower tensor_parallel, or give the device more devices_per_node"
         )
     return max(fitting)
 

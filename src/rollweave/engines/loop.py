@@ -59,7 +59,6 @@ class EngineLoop:
         background: Background | None = None,
         thread: Executor | None = None,
         fetch: Fetch = lambda engine, ask: engine.kv_rows(ask),
-    ) -> None:| None = None,
     ) -> None:
         self._core = core
         self._store = store

@@ -106,7 +106,7 @@ class KvRows:
 
     @property
     def end(self) -> int:
-        return self.start + self.rows.shape[2]
+        return self.start + int(self.rows.shape[2])
 
 
 @dataclass(slots=True)

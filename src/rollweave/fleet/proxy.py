@@ -226,6 +226,9 @@ class LLMProxy:
 
     def _change_prefill(self, guest: _Guest) -> None:
         assert guest.engine is not None
+        if guest.engine not in self._view.engines:  # gone as well, as asking it will show
+            self._set_prefill(guest, None)
+            return
         route = with_prefill(Route(guest.engine, "its prefill engine is not open", {}), self._view, None)
         self._set_prefill(guest, route.prefill)
         self.on_route(guest.ask.attempt, route)
