@@ -53,9 +53,7 @@ class Run:
         self.steps = steps
         recipe = str(ROOT / "recipes" / "quickstart.yaml")
         words = ["train", recipe, *SMALL, f"training.steps={steps}", *overrides, "--out", str(out)]
-        self.process = subprocess.Popen(
-            [sys.executable, *program, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
+        self.process = subprocess.Popen([sys.executable, *program, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
     def until_step(self, step: int) -> None:
         """Returns when the view has shown a step: the next one is under way."""

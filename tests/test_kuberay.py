@@ -12,7 +12,7 @@ import pytest
 import ray
 from jsonschema import Draft202012Validator
 
-from rollweave.cluster.kuberay import MAKERS, QUEUE_LABEL, RAY_VERSION, Manifest, ray_job, text_of
+from rollweave.cluster.kuberay import MAKERS, QUEUE_LABEL, RAY_VERSION, KubeManifest, ray_job, text_of
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.load import load_file
 from rollweave.errors import ConfigError
@@ -44,7 +44,7 @@ def strict(schema: Any) -> Any:
     return made
 
 
-def problems(manifest: Manifest) -> Iterator[str]:
+def problems(manifest: KubeManifest) -> Iterator[str]:
     """What KubeRay's schema has against it."""
     folder = os.environ.get("KUBERAY_SCHEMAS")
     if not folder or not Path(folder).is_dir():

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, get_args
 from rollweave.errors import ConfigError
 from rollweave.targets import nearest
 
-Mode = Literal["execute_all", "rank_zero", "scatter"]
+CallMode = Literal["execute_all", "rank_zero", "scatter"]
 """`execute_all`: every worker gets the same call; the results are a list by rank. `rank_zero`: only the first worker
 gets it. `scatter`: every argument is a list, of which each worker gets its part; the results are joined to one list."""
 
@@ -33,17 +33,17 @@ _MARK = "_rollweave_declared"
 class Declared:
     """What decorators say of one method. Without a mode, a call goes to one worker."""
 
-    mode: Mode | None = None
+    mode: CallMode | None = None
     hw_affinity: Mapping[str, str] = field(default_factory=dict)
     """Tag of a call -> the device class that suits it; `default`: for every other tag."""
     serverless: tuple[str, str] | None = None
     """An attribute of the worker that the method calls, and the URL of the function behind it."""
 
 
-def register(mode: Mode = "execute_all") -> Callable[[F], F]:
+def register(mode: CallMode = "execute_all") -> Callable[[F], F]:
     """The method is called on several workers at once."""
-    if mode not in get_args(Mode):
-        raise ConfigError(f"register: there is no mode {mode!r}{nearest(mode, get_args(Mode))}")
+    if mode not in get_args(CallMode):
+        raise ConfigError(f"register: there is no mode {mode!r}{nearest(mode, get_args(CallMode))}")
     return _declaring(mode=mode)
 
 

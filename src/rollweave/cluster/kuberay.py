@@ -18,7 +18,7 @@ from rollweave.config.cluster import ClusterConfig, Pool
 from rollweave.config.load import load_file
 from rollweave.errors import ConfigError
 
-Manifest = dict[str, Any]
+KubeManifest = dict[str, Any]
 
 RAY_VERSION = "2.60.0"
 """Of the image; it has to be the one that Rollweave is tested with."""
@@ -38,12 +38,12 @@ HEAD = {"cpu": "4", "memory": "16Gi"}
 """The driver runs on the head, and nothing else does."""
 
 
-def ray_cluster(cluster: ClusterConfig, image: str, name: str = "rollweave", queue: str | None = None) -> Manifest:
+def ray_cluster(cluster: ClusterConfig, image: str, name: str = "rollweave", queue: str | None = None) -> KubeManifest:
     """A cluster that stays. `queue`: Kueue's queue that it waits in."""
     return _manifest("RayCluster", name, queue) | {"spec": _cluster_spec(cluster, image, name)}
 
 
-def ray_job(cluster: ClusterConfig, image: str, name: str = "rollweave", queue: str | None = None) -> Manifest:
+def ray_job(cluster: ClusterConfig, image: str, name: str = "rollweave", queue: str | None = None) -> KubeManifest:
     """A job with a cluster of its own, which goes when the job has ended."""
     words = f"{JOB_FOLDER}/job.yaml cluster={JOB_FOLDER}/cluster.yaml runtime.address=auto --out {RUNS_FOLDER}/{name}"
     spec = {
@@ -55,12 +55,12 @@ def ray_job(cluster: ClusterConfig, image: str, name: str = "rollweave", queue: 
     return _manifest("RayJob", name, queue) | {"spec": spec}
 
 
-def _manifest(kind: str, name: str, queue: str | None) -> Manifest:
+def _manifest(kind: str, name: str, queue: str | None) -> KubeManifest:
     labels = {"labels": {QUEUE_LABEL: queue}} if queue is not None else {}
     return {"apiVersion": "ray.io/v1", "kind": kind, "metadata": {"name": name, **labels}}
 
 
-def _cluster_spec(cluster: ClusterConfig, image: str, name: str) -> Manifest:
+def _cluster_spec(cluster: ClusterConfig, image: str, name: str) -> KubeManifest:
     pools = [pool for pool in cluster.pools if cluster.device(pool).kind != "function"]  # those run elsewhere
     return {
         "rayVersion": RAY_VERSION,
@@ -70,7 +70,7 @@ def _cluster_spec(cluster: ClusterConfig, image: str, name: str) -> Manifest:
     }
 
 
-def _head(image: str, name: str) -> Manifest:
+def _head(image: str, name: str) -> KubeManifest:
     """With the job's files from a ConfigMap, and a volume for its run folder."""
     mounts = [{"name": "job", "mountPath": JOB_FOLDER}, {"name": "runs", "mountPath": RUNS_FOLDER}]
     volumes = [
@@ -81,7 +81,7 @@ def _head(image: str, name: str) -> Manifest:
     return {"rayStartParams": {"num-cpus": "0"}, "template": {"spec": {"containers": [container], "volumes": volumes}}}
 
 
-def _worker_group(cluster: ClusterConfig, pool: Pool, image: str) -> Manifest:
+def _worker_group(cluster: ClusterConfig, pool: Pool, image: str) -> KubeManifest:
     device, each = cluster.device(pool), _devices_per_pod(cluster, pool)
     pods = pool.count // each
     if device.kind == "gpu":
@@ -93,7 +93,7 @@ def _worker_group(cluster: ClusterConfig, pool: Pool, image: str) -> Manifest:
     else:
         cores = each * (device.measured.threads if device.measured is not None else 1)
         sizes = {"cpu": str(cores), "memory": f"{round(device.memory * each)}Gi"}
-    pod: Manifest = {"containers": [{"name": "ray-worker", "image": image, "resources": _exactly(sizes)}]}
+    pod: KubeManifest = {"containers": [{"name": "ray-worker", "image": image, "resources": _exactly(sizes)}]}
     if device.kind == "gpu":
         pod["nodeSelector"] = {DEVICE_LABEL: pool.device}
     return {
@@ -119,7 +119,7 @@ def _devices_per_pod(cluster: ClusterConfig, pool: Pool) -> int:
     return max(fitting)
 
 
-def _exactly(sizes: dict[str, str]) -> Manifest:
+def _exactly(sizes: dict[str, str]) -> KubeManifest:
     """Requests and limits: neither more nor less."""
     return {"requests": sizes, "limits": sizes}
 
@@ -136,7 +136,7 @@ HEADER = """\
 """
 
 
-def text_of(manifest: Manifest) -> str:
+def text_of(manifest: KubeManifest) -> str:
     return HEADER + yaml.dump(manifest, Dumper=_Plain, sort_keys=False, width=120)
 
 

@@ -26,7 +26,7 @@ POOL_ROLES: dict[WorkerRole, frozenset[Role]] = {
 LOCAL = "local://"
 
 
-class Seat(NamedTuple):
+class WorkerSeat(NamedTuple):
     """A worker's place in its cluster."""
 
     rank: int
@@ -39,14 +39,14 @@ class Seat(NamedTuple):
         return f"worker {self.rank} (pool {self.pool}, {self.device})"
 
 
-class Choice(NamedTuple):
+class CallChoice(NamedTuple):
     """The workers that suit a call, and why."""
 
     ranks: tuple[int, ...]
     reason: str
 
 
-def seats(cluster: ClusterConfig, role: WorkerRole) -> list[Seat]:
+def seats(cluster: ClusterConfig, role: WorkerRole) -> list[WorkerSeat]:
     """One for each engine's worth of devices in the pools that do this work."""
     pools = [pool for pool in cluster.of_role(*POOL_ROLES[role]) if cluster.device(pool).kind != "function"]
     if not pools:
@@ -56,10 +56,10 @@ def seats(cluster: ClusterConfig, role: WorkerRole) -> list[Seat]:
             "devices run workers: add one"
         )
     places = [pool for pool in pools for _ in range(pool.workers)]
-    return [Seat(rank, len(places), pool.name, pool.device) for rank, pool in enumerate(places)]
+    return [WorkerSeat(rank, len(places), pool.name, pool.device) for rank, pool in enumerate(places)]
 
 
-def suiting(tag: str, declared: Declared, pools: Sequence[Pool], living: Sequence[Seat]) -> Choice:
+def suiting(tag: str, declared: Declared, pools: Sequence[Pool], living: Sequence[WorkerSeat]) -> CallChoice:
     """Those of a pool that names the tag in the cluster file; else those of the declared device class; else any."""
     if named := {pool.name for pool in pools if tag in pool.tasks}:
         preferred = tuple(seat.rank for seat in living if seat.pool in named)
@@ -68,10 +68,10 @@ def suiting(tag: str, declared: Declared, pools: Sequence[Pool], living: Sequenc
         preferred = tuple(seat.rank for seat in living if seat.device == device)
         wish = f"{tag} to {device}: hw_affinity"
     else:
-        return Choice(tuple(seat.rank for seat in living), f"{tag} to any worker: nothing is declared")
+        return CallChoice(tuple(seat.rank for seat in living), f"{tag} to any worker: nothing is declared")
     if preferred:
-        return Choice(preferred, wish)
-    return Choice(tuple(seat.rank for seat in living), f"{wish}, but no worker is there: any other")
+        return CallChoice(preferred, wish)
+    return CallChoice(tuple(seat.rank for seat in living), f"{wish}, but no worker is there: any other")
 
 
 def function_at(url: str, base: Path) -> Callable[..., Any]:

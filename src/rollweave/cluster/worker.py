@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 from rollweave.cluster.decorators import Declared, declared_by
-from rollweave.cluster.resolve import Choice, Seat, WorkerRole, function_at, seats, suiting
+from rollweave.cluster.resolve import CallChoice, WorkerRole, WorkerSeat, function_at, seats, suiting
 from rollweave.config.cluster import ClusterConfig
 from rollweave.errors import ConfigError, WorkerDied, WorkersFailed
 from rollweave.runtimes.ray_clients import WorkerHandle
@@ -36,7 +36,7 @@ class Worker:
 
     role: ClassVar[WorkerRole] = "generate"
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: WorkerSeat) -> None:
         self.seat = seat
 
 
@@ -54,7 +54,7 @@ class _Handle(Protocol):
 class _Shell:
     """A worker where it lives, with the functions that its methods declare."""
 
-    def __init__(self, kind: type[Worker], seat: Seat, arguments: Sequence[Any], base: Path) -> None:
+    def __init__(self, kind: type[Worker], seat: WorkerSeat, arguments: Sequence[Any], base: Path) -> None:
         self._worker = kind(seat, *arguments)
         for attribute, url in _functions(kind).items():
             setattr(self._worker, attribute, function_at(url, base))
@@ -133,7 +133,7 @@ class Cluster(Generic[W]):
         """The same with types: what each of the called workers returned, by rank."""
         return await self._invoke(method.__name__, arguments, options)
 
-    def choose(self, name: str, tag_name: str = "default") -> Choice:
+    def choose(self, name: str, tag_name: str = "default") -> CallChoice:
         """Which workers a call of a method may go to, and why."""
         declared = self._methods[name]
         living = [seat for seat in self.seats if seat.rank not in self.gone]
@@ -145,7 +145,7 @@ class Cluster(Generic[W]):
             living = [seat for seat in living if seat.rank == 0]
         if len(living) < (1 if declared.mode == "rank_zero" else len(self.seats)):
             raise WorkersFailed(f"{name}: nothing was called, because {self._losses()}", {}, {})
-        return Choice(tuple(seat.rank for seat in living), f"mode {declared.mode}")
+        return CallChoice(tuple(seat.rank for seat in living), f"mode {declared.mode}")
 
     async def _invoke(self, name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
         options = dict(options)
@@ -155,13 +155,13 @@ class Cluster(Generic[W]):
         if declared.mode is None:
             ranks = (min(ranks, key=lambda rank: (self._open[rank], rank)),)
         parts = _parts(name, arguments, len(ranks)) if declared.mode == "scatter" else [list(arguments)] * len(ranks)
+        self._open.update(ranks)  # at once: the next call looks at it
         calls = (self._call(rank, name, part, options) for rank, part in zip(ranks, parts, strict=True))
         answers = dict(zip(ranks, await asyncio.gather(*calls, return_exceptions=True), strict=True))
         results = self._all_of(name, answers)
         return [item for part in results for item in part] if declared.mode == "scatter" else results
 
     async def _call(self, rank: int, name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        self._open[rank] += 1
         try:
             return await self._handles[rank].call("invoke", name, arguments, options)
         except WorkerDied as death:
@@ -214,11 +214,11 @@ def _parts(name: str, arguments: Sequence[Any], workers: int) -> list[list[Any]]
     return [[argument[ends[rank] : ends[rank + 1]] for argument in arguments] for rank in range(workers)]
 
 
-def _start_inline(kind: type[Worker], seat: Seat, arguments: Sequence[Any], base: Path) -> _Handle:
+def _start_inline(kind: type[Worker], seat: WorkerSeat, arguments: Sequence[Any], base: Path) -> _Handle:
     return _Inline(_Shell(kind, seat, arguments, base))
 
 
-def _start_on_ray(kind: type[Worker], seat: Seat, arguments: Sequence[Any], base: Path) -> _Handle:
+def _start_on_ray(kind: type[Worker], seat: WorkerSeat, arguments: Sequence[Any], base: Path) -> _Handle:
     import ray
 
     if not ray.is_initialized():
