@@ -470,7 +470,7 @@ def test_a_prefill_engine_that_does_not_answer_is_given_up() -> None:
             waits = tasks.create_task(loop.generate(replace(both[0], kv_from="far away")))
             await loop.generate(both[1])
             assert clock.now() < 1.0, "the others go on"
-            assert (await loop.stats()).waiting == 1
+            assert (await loop.stats()).running == 1
             answer = await waits
             assert clock.now() == pytest.approx(HANDOVER_SECONDS, abs=0.2)
             assert (await loop.stats()).handover_seconds == pytest.approx(HANDOVER_SECONDS, abs=0.01)

@@ -131,7 +131,7 @@ class EngineStats:
     handover_seconds: float = 0.0
     """How long requests waited for them, in sum; the other requests went on meanwhile."""
     running: int = 0
-    """Requests in the batch."""
+    """Requests in the batch, and those whose KV cache is on its way from a prefill engine."""
     waiting: int = 0
     """Requests that have no place in the batch yet."""
     version: int = 0

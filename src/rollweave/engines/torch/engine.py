@@ -349,8 +349,8 @@ class TorchEngine:
             self._stats.restarted_tokens += sum(sequence.restart() for sequence in answering)
 
     def stats(self) -> EngineStats:
-        waiting = len(self._waiting) + len(self._expecting)
-        return replace(self._stats, running=len(self._running), waiting=waiting, evictions=self._table.evictions)
+        running = len(self._running) + len(self._expecting)
+        return replace(self._stats, running=running, waiting=len(self._waiting), evictions=self._table.evictions)
 
     # --------------------------------------------------------------------------------------------- one step
 
