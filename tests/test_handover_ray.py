@@ -23,7 +23,7 @@ main()
 def test_contexts_are_handed_over_and_either_engine_may_die(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", 5000, f"cluster={CLUSTER}", program=("-c", ENOUGH_CORES))
     run.until_step(3)
-    prefill, decode = "engine-0", "engine-1"
+    prefill, decode = "prefill-0", "decode-0"
     run.kill(prefill)
     step = _until_back(run, prefill, 4)
     run.kill(decode)

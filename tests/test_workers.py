@@ -14,7 +14,7 @@ import pytest
 from rollweave.clock import Clock, run_virtual, run_wall
 from rollweave.cluster.decorators import hw_mapping, register, register_serverless
 from rollweave.cluster.resolve import WorkerSeat
-from rollweave.cluster.worker import Cluster, Worker
+from rollweave.cluster.worker import Cluster, Worker, ray_resources
 from rollweave.config.cluster import ClusterConfig
 from rollweave.errors import ConfigError, WorkersFailed
 
@@ -274,7 +274,9 @@ def test_each_role_gets_the_pools_that_do_its_work() -> None:
 @pytest.mark.slow
 def test_workers_on_ray_are_processes_and_one_that_is_killed_is_named(ray_workers: object) -> None:
     async def main(clock: Clock) -> None:
-        async with Cluster(config(), Generator, "hi", runtime="ray", base=HERE) as cluster:
+        resources = ray_resources(config())
+        async with Cluster(config(), Generator, "hi", resources=resources, base=HERE) as cluster:
+            assert resources.bindings["generator-3"].reason.startswith("pool h20: ")
             pids = await cluster.pid()
             assert len(set(pids)) == 4 and os.getpid() not in pids
             assert (await cluster.describe()).startswith("hi from worker 0")
@@ -286,6 +288,7 @@ def test_workers_on_ray_are_processes_and_one_that_is_killed_is_named(ray_worker
             with pytest.raises(WorkersFailed, match="nothing was called, because worker 2"):
                 await cluster.update(6)
             assert (await cluster.generate("x", tag_name="math"))[0] == 3, "the other H20"
+        assert not resources.bindings
 
     run_wall(main)
 

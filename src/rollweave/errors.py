@@ -46,9 +46,11 @@ class EngineGone(RollweaveError):
 class WorkerDied(RollweaveError):
     """A process of the run has died; `worker` is its name: `engine`, `trainer`, `host-0` ..."""
 
-    def __init__(self, message: str, worker: str = "") -> None:
+    def __init__(self, message: str, worker: str = "", out_of_reach: bool = False) -> None:
+        """`out_of_reach`: its machine does not answer; the process itself may have done nothing wrong."""
         super().__init__(message)
         self.worker = worker
+        self.out_of_reach = out_of_reach
 
 
 class WorkersFailed(RollweaveError):

@@ -51,7 +51,7 @@ class RayWorkers:
 
         log = self.store.folder / f"{name}.log"
         blueprint = Blueprint(job(in_flight), self.policy, EnvironmentFactory({}))
-        actor = ray.remote(kind).options(num_cpus=0).remote(blueprint, self.store.folder, log)
+        actor = ray.remote(kind).options(num_cpus=0).remote(blueprint, self.store, log)
         ray.get(actor.ready.remote())
         return WorkerHandle(actor, log.stem, log)
 

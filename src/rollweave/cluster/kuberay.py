@@ -101,7 +101,7 @@ def _worker_group(cluster: ClusterConfig, pool: Pool, image: str) -> KubeManifes
         "replicas": pods,
         "minReplicas": pods,
         "maxReplicas": pods,
-        "labels": {"pool": pool.name, "device": pool.device},
+        "labels": pool.node_labels | {"device": pool.device},
         "rayStartParams": {},
         "template": {"spec": pod},
     }

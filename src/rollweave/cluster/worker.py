@@ -3,12 +3,14 @@
 A `Worker` is one process of a role. A `Cluster` starts the workers of one class on the pools of a cluster file, and has
 their decorated methods: calling one calls the workers that its decorators say.
 
-    async with Cluster(load_file(Path("cluster.yaml"), ClusterConfig), Generator, runtime="ray") as generators:
+    pools = load_file(Path("cluster.yaml"), ClusterConfig)
+    async with Cluster(pools, Generator, resources=ray_resources(pools)) as generators:
         await generators.update(3)                                  # every worker: a list
         await generators.generate(tokens, tag_name="frozen_lake")   # one worker: its result
 
-It is a thin layer over Ray actors (`runtime="inline"`: objects in this process). It starts nothing again: a worker that
-is gone is named, and so is what the others have done.
+It is a thin layer over Ray actors, which the same `ResourceManager` binds to nodes as the workers of a run; without
+`resources` they are objects in this process. It starts nothing again: a worker that is gone is named, and so is what
+the others have done.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from rollweave.cluster.decorators import Declared, declared_by
 from rollweave.cluster.resolve import CallChoice, WorkerRole, WorkerSeat, function_at, seats, suiting
 from rollweave.config.cluster import ClusterConfig
 from rollweave.errors import ConfigError, WorkerDied, WorkersFailed
+from rollweave.observability.events import Emitter, Recorder
+from rollweave.runtimes.ray import actor_on, live_nodes
 from rollweave.runtimes.ray_clients import WorkerHandle
+from rollweave.runtimes.resources import Need, ResourceManager
 from rollweave.targets import nearest
 
 P = ParamSpec("P")
@@ -82,20 +87,21 @@ class Cluster(Generic[W]):
 
     def __init__(
         self,
-        resources: ClusterConfig,
+        pools: ClusterConfig,
         kind: type[W],
         *arguments: Any,
-        runtime: Literal["inline", "ray"] = "inline",
+        resources: ResourceManager | None = None,
         base: Path = Path(),
     ) -> None:
-        """`arguments` are passed on to each worker after its seat; `base`: where `local://file.py:name` starts."""
-        self.seats = seats(resources, kind.role)
+        """`arguments` are passed on to each worker after its seat. `resources`: the nodes of a Ray cluster, shared by
+        all clusters there; none: in this process. `base`: where `local://file.py:name` starts."""
+        self.seats = seats(pools, kind.role)
         self.gone: dict[int, str] = {}
         """Rank -> how it was lost."""
-        self._pools = resources.pools
+        self._pools = pools
+        self._resources = resources
         self._kind = kind
         self._arguments = arguments
-        self._runtime = runtime
         self._base = base
         self._methods = _methods(kind)
         self._handles: list[_Handle] = []
@@ -105,14 +111,39 @@ class Cluster(Generic[W]):
             function_at(url, base)  # refused before anything starts
 
     async def __aenter__(self) -> Cluster[W]:
-        start = _start_on_ray if self._runtime == "ray" else _start_inline
-        self._handles = [start(self._kind, seat, self._arguments, self._base) for seat in self.seats]
+        try:
+            for seat in self.seats:
+                self._handles.append(self._start(seat))
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *failure: object) -> None:
         for handle in self._handles:
             handle.end()
         self._handles = []
+        if self._resources is not None:
+            for seat in self.seats:
+                self._resources.release(self._name(seat))
+
+    def _name(self, seat: WorkerSeat) -> str:
+        return f"{self._kind.__name__.lower()}-{seat.rank}"
+
+    def _start(self, seat: WorkerSeat) -> _Handle:
+        if self._resources is None:
+            return _Inline(_Shell(self._kind, seat, self._arguments, self._base))
+        name, pool = self._name(seat), next(pool for pool in self._pools.pools if pool.name == seat.pool)
+        cores = pool.tensor_parallel if self._pools.device(pool).kind == "cpu" else 0
+        binding = self._resources.bind(Need(name, seat.pool, cores))
+        if binding is None:
+            raise ConfigError(
+                f"{name}: no node of pool {seat.pool}, or of one like it, has {cores} cores free: start such a node, "
+                "or lower the count of the pool"
+            )
+        shell = actor_on(_Shell, binding.node, cores, {})
+        actor = shell.remote(self._kind, seat, self._arguments, self._base.absolute())
+        return WorkerHandle(actor, name, Path(f"{name}.log"), binding.node)
 
     # ---------------------------------------------------------------------------------------------------- calls
 
@@ -140,7 +171,7 @@ class Cluster(Generic[W]):
         if not living:
             raise WorkersFailed(f"{name}: all workers are gone: {self._losses()}", {}, {})
         if declared.mode is None:
-            return suiting(tag_name, declared, self._pools, living)
+            return suiting(tag_name, declared, self._pools.pools, living)
         if declared.mode == "rank_zero":
             living = [seat for seat in living if seat.rank == 0]
         if len(living) < (1 if declared.mode == "rank_zero" else len(self.seats)):
@@ -214,16 +245,14 @@ def _parts(name: str, arguments: Sequence[Any], workers: int) -> list[list[Any]]
     return [[argument[ends[rank] : ends[rank + 1]] for argument in arguments] for rank in range(workers)]
 
 
-def _start_inline(kind: type[Worker], seat: WorkerSeat, arguments: Sequence[Any], base: Path) -> _Handle:
-    return _Inline(_Shell(kind, seat, arguments, base))
-
-
-def _start_on_ray(kind: type[Worker], seat: WorkerSeat, arguments: Sequence[Any], base: Path) -> _Handle:
+def ray_resources(pools: ClusterConfig, recorder: Emitter | None = None) -> ResourceManager:
+    """The nodes of the Ray cluster that this process is connected to. Without labels on them every node is in every
+    pool."""
     import ray
 
     if not ray.is_initialized():
-        raise ConfigError('Cluster(runtime="ray") wants a Ray cluster: call ray.init() first, or use runtime="inline"')
-    name = f"{kind.__name__.lower()}-{seat.rank}"
-    labels = {"pool": seat.pool} if any("pool" in node["Labels"] for node in ray.nodes()) else None
-    actor = ray.remote(_Shell).options(num_cpus=0, label_selector=labels)
-    return WorkerHandle(actor.remote(kind, seat, arguments, base.absolute()), name, Path(f"{name}.log"))
+        raise ConfigError("ray_resources: this process is not connected to a Ray cluster: call ray.init() first")
+    nodes = live_nodes()
+    resources = ResourceManager(pools, recorder or Recorder(lambda: 0.0), any(node.labels for node in nodes))
+    resources.see(nodes)
+    return resources

@@ -44,6 +44,13 @@ class Pool(Section):
     """Requests that an engine runs at once; none: `slots` of the constants."""
     kv_tokens: PositiveInt | None = None
     """Tokens that fit into the KV cache of an engine; none: as many as the memory has room for beside the weights."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """What the pool's nodes carry as Ray node labels (`ray start --labels`); none: `pool: NAME`. A private Ray on this
+    machine has no labels: there a pool is a number of its cores."""
+
+    @property
+    def node_labels(self) -> dict[str, str]:
+        return self.labels or {"pool": self.name}
 
     @property
     def workers(self) -> int:

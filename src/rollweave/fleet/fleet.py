@@ -215,6 +215,8 @@ class Fleet:
         self._view = FleetView()
         self._places: dict[str, tuple[EngineId, EngineId | None]] = {}
         """Attempt -> the engine that it was leased with or has moved to, and the one that computes its contexts."""
+        self._changed = asyncio.Event()
+        """An engine has another state."""
         self._left = asyncio.Event()
         """A trajectory has left an engine."""
         self._standing = 0
@@ -253,6 +255,22 @@ class Fleet:
             self._recorder.emit("fleet.use", engines=list(ids))
             self._change(changed[0], changed[0].state)
 
+    async def until_serving(self, id: EngineId) -> None:
+        """Waits until an engine that joined has caught up, or is gone."""
+        with self.name_wait(f"{id} to catch up"):
+            while self.entries[id].state == "starting":
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def retire(self, id: EngineId, cause: str) -> None:
+        """An engine leaves in order: what it holds moves to the others first."""
+        entry = self.entries[id]
+        if entry.state == "serving":
+            self._recorder.emit("engine.drain", engine=id, cause=cause)
+            self._change(entry, "draining")
+            await self.emptied([id])
+        self.lose(id, cause)
+
     def lose(self, id: EngineId, cause: str) -> None:
         """It is gone for good. Saying so twice does no harm."""
         entry = self.entries[id]
@@ -277,6 +295,7 @@ class Fleet:
     def _change(self, entry: EngineEntry, state: EngineState) -> None:
         entry.state = state
         self.revision += 1
+        self._changed.set()
         for hear in self.on_change:
             hear(entry)
 

@@ -47,6 +47,8 @@ class LLMProxy:
     def __init__(self, clock: Clock, fleet: FleetUpdate, connect: Connect = attrgetter("address")) -> None:
         self.on_route: Callable[[str, Route], None] = lambda attempt, route: None
         """Hears that a trajectory changed its engine."""
+        self.on_gone: Callable[[EngineId], None] = lambda engine: None
+        """Hears that the driver has given an engine up: if it does not answer, nothing can be taken out of it."""
         self._clock = clock
         self._connect = connect
         self._view = FleetView(fleet)
@@ -125,6 +127,7 @@ class LLMProxy:
             self._clients[id] = self._connect(now[id])
         for id in self._clients.keys() - now.keys():
             del self._clients[id]
+            self.on_gone(id)
         reopened = any(_drains(before.get(id)) and not _drains(engine) for id, engine in now.items())
         for attempt in self._to_move(reopened):
             self._send_away(self._guests[attempt])

@@ -20,7 +20,18 @@ from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.router import Route, RouteAsk, choose
 from rollweave.observability.events import Emitter, Recorder
 from rollweave.rewards.dispatch import Scored
-from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Moved, Report, ToDriver, ToHost, Transport
+from rollweave.rollout.link import (
+    Cancel,
+    Endpoint,
+    HostLink,
+    Lease,
+    Moved,
+    Refused,
+    Report,
+    ToDriver,
+    ToHost,
+    Transport,
+)
 from rollweave.trajectory import Outcome, Trajectory
 
 OnReport = Callable[[Lease, Report], None]
@@ -224,6 +235,8 @@ class Dispatcher:
                 self._early[message.attempt] = message
             else:
                 self.on_scored(message)
+        elif isinstance(message, Refused):
+            self._recorder.emit("engine.refused", engine=message.engine, answers=message.answers)
         elif message.attempt not in seat.playing:
             pass  # said by a host after it was taken for dead
         elif isinstance(message, Moved):
