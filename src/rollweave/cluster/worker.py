@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -142,7 +144,8 @@ class Cluster(Generic[W]):
                 "or lower the count of the pool"
             )
         shell = actor_on(_Shell, binding.node, cores, {})
-        actor = shell.remote(self._kind, seat, self._arguments, self._base.absolute())
+        with _travelling(self._kind):
+            actor = shell.remote(self._kind, seat, self._arguments, self._base.absolute())
         return WorkerHandle(actor, name, Path(f"{name}.log"), binding.node)
 
     # ---------------------------------------------------------------------------------------------------- calls
@@ -243,6 +246,19 @@ def _parts(name: str, arguments: Sequence[Any], workers: int) -> list[list[Any]]
     (length,) = lengths
     ends = [length * rank // workers for rank in range(workers + 1)]
     return [[argument[ends[rank] : ends[rank + 1]] for argument in arguments] for rank in range(workers)]
+
+
+@contextmanager
+def _travelling(kind: type[Worker]) -> Iterator[None]:
+    """Inside, a class is sent as it is, because nodes need not have the file that defines it."""
+    from ray import cloudpickle
+
+    module = sys.modules[kind.__module__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def ray_resources(pools: ClusterConfig, recorder: Emitter | None = None) -> ResourceManager:
