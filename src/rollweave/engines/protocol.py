@@ -8,8 +8,11 @@ makes it current. Requests in flight go on under the new version, and their comp
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, Literal, Protocol
+
+import numpy as np
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +73,18 @@ class Request:
             return self.tokens
         context: TokenIds = np.concatenate([self.tokens, *(span.tokens for span in self.begun)])
         return context
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its context travels as bytes, as the arrays of a `Span` do."""
+        id, trajectory, tokens, *others = _request_fields(self)
+        return _request_of_bytes, (id, trajectory, tokens.tobytes(), *others)
+
+
+_request_fields = attrgetter(*(one.name for one in fields(Request)))
+
+
+def _request_of_bytes(id: str, trajectory: str, context: bytes, *others: Any) -> Request:
+    return Request(id, trajectory, np.frombuffer(context, np.int32), *others)
 
 
 @dataclass(slots=True)

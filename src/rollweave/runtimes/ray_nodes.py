@@ -5,8 +5,8 @@ policy and the user's files arrive there, logs and checkpoints leave from there.
 logs have grown. A node that does not answer for `SILENT_SECONDS` is given up: its engines are lost to the fleet, its
 episodes are leased again, and what its workers say later is refused. When it answers again it gets workers again.
 
-If no other node answers, it is this machine that is cut off: then nothing is given up. Ray itself ends a node that is
-cut off for about a minute, so after `CUT_OFF_SECONDS` the run ends with a sentence, in order.
+If none of several other nodes answers, it is this machine that is cut off: then nothing is given up. Ray itself ends a
+node that is cut off for about a minute, so after `CUT_OFF_SECONDS` the run ends with a sentence, in order.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ T = TypeVar("T")
 
 BEAT_SECONDS = 1.0
 
-SILENT_SECONDS = 8.0
-"""More than a link that was cut for five seconds takes to recover (6.5 s, TCP backs off), and little enough that work
-has moved within fifteen."""
+SILENT_SECONDS = 11.0
+"""More than a link that was cut for five seconds takes to recover (TCP backs off, Ray's calls too: up to 9 s), and
+little enough that work has moved within fifteen."""
 
-CUT_OFF_SECONDS = 55.0
+QUIET_SECONDS = 5.0
+"""If no node has answered for so long, none is given up: one that answers late is no proof that the others will not."""
+
+CUT_OFF_SECONDS = 60.0
 """Ray's nodes end themselves after 64 s without contact, and everything on them without a word."""
 
 CHUNK_BYTES = 16 * 2**20
@@ -130,6 +133,8 @@ class RayNodes:
         self._look = look
         self._away: dict[NodeId, Away] = {}
         self._preparing: dict[NodeId, asyncio.Lock] = {}
+        self._listed = resources.nodes
+        """The nodes that Ray knows of."""
         self._cut_off: float | None = None
         """Since when no other node answers."""
 
@@ -203,6 +208,8 @@ class RayNodes:
 
     async def watch(self) -> None:
         """Keep contact with all nodes, until cancelled."""
+        for away in self._away.values():  # they were not asked while the workers started
+            away.heard = self._clock.now()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_nodes())
             beating: dict[NodeId, asyncio.Task[None]] = {}
@@ -215,14 +222,17 @@ class RayNodes:
 
     async def _follow_nodes(self) -> None:
         while True:
-            nodes = await self._look()
-            there = {node.id for node in nodes}
-            for id in self._away.keys() - there:
+            self._listed = await self._look()
+            for id in self._away.keys() - {node.id for node in self._listed}:
                 self._give_up(self._away.pop(id))
-            silent = {id for id, away in self._away.items() if away.given_up.is_set()}
-            if self.resources.see(node for node in nodes if node.id not in silent):
-                self.changed.set()
+            self._tell_resources()
             await self._clock.sleep(BEAT_SECONDS)
+
+    def _tell_resources(self) -> None:
+        """Workers may be bound to the nodes that Ray knows of and that answer."""
+        silent = {id for id, away in self._away.items() if away.given_up.is_set()}
+        if self.resources.see(node for node in self._listed if node.id not in silent):
+            self.changed.set()
 
     async def _beat(self, away: Away) -> None:
         try:
@@ -235,7 +245,7 @@ class RayNodes:
         if away.given_up.is_set():
             self._recorder.emit("node.back", node=away.node.id, address=away.node.address)
             away.given_up = asyncio.Event()
-            self.changed.set()
+            self._tell_resources()
         for name, data in grown.items():
             away.logs[name] = away.logs.get(name, 0) + len(data)
             with (self._logs / name).open("ab") as file:
@@ -244,14 +254,16 @@ class RayNodes:
     def _judge(self) -> None:
         """Give up nodes that are silent, unless it is this machine that is cut off."""
         now = self._clock.now()
-        silent = [away for away in self._away.values() if now - away.heard > SILENT_SECONDS]
-        if len(self._away) > 1 and len(silent) == len(self._away):
-            self._be_cut_off(now, now - max(away.heard for away in silent))
+        quiet = now - max((away.heard for away in self._away.values()), default=now)
+        if len(self._away) > 1 and quiet > QUIET_SECONDS:
+            self._be_cut_off(now, quiet)
             return
         if self._cut_off is not None:
             self._recorder.emit("driver.back", seconds=now - self._cut_off)
             self._cut_off = None
-        for away in silent:
+            for away in self._away.values():  # the others get as much time to answer as this one had
+                away.heard = max(away.heard, now - QUIET_SECONDS)
+        for away in [away for away in self._away.values() if now - away.heard > SILENT_SECONDS]:
             self._give_up(away)
 
     def _be_cut_off(self, now: float, seconds: float) -> None:
@@ -270,6 +282,7 @@ class RayNodes:
             silent = self._clock.now() - away.heard
             self._recorder.emit("node.silent", node=away.node.id, address=away.node.address, seconds=silent)
             away.given_up.set()
+            self._tell_resources()
 
 
 @dataclass(frozen=True, slots=True)
