@@ -115,7 +115,7 @@ class WholeRayEngine(RayEngineClient):
 
     def __init__(self, worker: WorkerHandle, client: str) -> None:
         super().__init__(worker, client)
-        self._control = RayEngineControl(worker)
+        self._control = RayEngineControl(worker, lambda worker, call: call)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._control, name)

@@ -13,8 +13,6 @@ from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 import numpy as np
-
-import numpy as np
 from numpy.typing import NDArray
 
 from rollweave.trajectory import Span, TokenIds, Transform
