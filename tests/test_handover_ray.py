@@ -12,8 +12,8 @@ from test_failures import Run
 
 CLUSTER = Path(__file__).parent / "prefill_decode.yaml"
 ENOUGH_CORES = """
-from rollweave.runtimes import layout
-layout.cores = lambda: 3  # they may share two
+from rollweave.runtimes import blueprint
+blueprint.cores = lambda: 3  # they may share two
 from rollweave.cli.main import main
 main()
 """
