@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollweave.clock import Clock, run_virtual
+from rollweave.clock import Clock, run_virtual, run_wall
 from rollweave.config.control import InFlight
 from rollweave.engines.loop import HANDOVER_SECONDS, EngineLoop
 from rollweave.engines.protocol import Completion, KvAsk, KvRows, Request
@@ -478,3 +479,31 @@ def test_a_prefill_engine_that_does_not_answer_is_given_up() -> None:
         assert tokens_of(answer) == tokens_of(run(engine_of(MODELS[0]), [both[0]])["a"])
 
     run_virtual(main)
+
+
+def test_engines_that_step_in_threads_hand_over_between_two_steps() -> None:
+    """As several engines of the inline runtime do."""
+
+    async def main(clock: Clock) -> list[list[int]]:
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+            cores = [engine_of(MODELS[0], slots=8) for _ in range(2)]
+            loops = [EngineLoop(cores[n], MemoryStore(), clock, thread=thread) for n, thread in enumerate((one, other))]
+            prefill, decode = loops
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(loop.run()) for loop in loops]
+                asked = [request(str(n), random_prompt(n, 40 + n), seed=n, max_tokens=20, **SAMPLED) for n in range(6)]
+
+                async def answer(one: Request) -> list[int]:
+                    await prefill.generate(replace(one, decode_on="decode"))
+                    return tokens_of(await decode.generate(replace(one, kv_from=prefill)))
+
+                answers = await asyncio.gather(*(answer(one) for one in asked))
+                assert (await decode.stats()).prefilled_tokens == 6
+                for task in running:
+                    task.cancel()
+        return answers
+
+    answers = run_wall(main)
+    for n in range(6):
+        asked = request(str(n), random_prompt(n, 40 + n), seed=n, max_tokens=20, **SAMPLED)
+        assert answers[n] == tokens_of(run(engine_of(MODELS[0]), [asked])[str(n)])
