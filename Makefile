@@ -62,10 +62,14 @@ bench: $(DEV) ## measure the engine, or another part with BENCH=NAME (docs/bench
 recipes: $(DEV) ## train every recipe to its target
 	@$(BIN)/python -m tools.recipes
 
+KUBERAY := $(BIN)/python -m rollweave.cluster.kuberay
+EXAMPLE := deploy/kuberay/cluster.yaml registry.example.com/rollweave:0.1.0
 docs: $(CORE) ## write the pages that come from the code
 	@$(BIN)/python -m tools.reference > docs/configuration.md
 	@$(BIN)/python -m rollweave.observability.catalogue > docs/metrics.md
-	@echo "wrote docs/configuration.md and docs/metrics.md"
+	@$(KUBERAY) RayCluster $(EXAMPLE) > deploy/kuberay/raycluster.yaml
+	@$(KUBERAY) RayJob $(EXAMPLE) > deploy/kuberay/rayjob.yaml
+	@echo "wrote docs/configuration.md, docs/metrics.md and deploy/kuberay/"
 
 clean: ## remove .venv and caches; runs/ stays
 	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

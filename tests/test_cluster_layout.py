@@ -70,6 +70,13 @@ def test_a_colocated_pool_is_counted_once(tmp_path: Path) -> None:
     assert plan == Layout((four, four), 8, colocated=True, trainer_pool="all")
 
 
+def test_prefill_and_decode_pools_are_engines_of_these_roles(tmp_path: Path) -> None:
+    pools = pool("p", "prefill", 2, tensor_parallel=2) + pool("d", "decode", 2) + pool("t", "train", 4)
+    plan = laid_out(tmp_path, f"pools:\n{pools}")
+    decode = EngineSeat(1, (), "d", "CPU", "decode")
+    assert plan.engines == (EngineSeat(2, (), "p", "CPU", "prefill"), decode, decode)
+
+
 def test_a_measured_device_is_as_many_cores_as_it_was_measured_with(tmp_path: Path) -> None:
     pools = "".join(f"  - {{name: {role}, role: {role}, count: 1, device: mine}}\n" for role in ("rollout", "train"))
     plan = laid_out(tmp_path, f"pools:\n{pools}{MEASURED}")

@@ -5,6 +5,9 @@
 Commands take effect between two steps only, so none of them stalls the batch. On the virtual clock a step
 takes the time `step_seconds` says, which fixes the order of events for a real engine too. Several engines in one
 process step in a `thread` each; what they are told during a step waits for its end.
+
+A request with `kv_from` is added at once, but runs only when the KV cache of its context has come from the prefill
+engine (or cannot come). Meanwhile the others go on.
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
 from rollweave.clock import Clock
-from rollweave.engines.protocol import Completion, EngineStats, Request, SteppedEngine
+from rollweave.engines.protocol import Completion, EngineStats, KvAsk, KvRows, Request, SteppedEngine
+from rollweave.errors import EngineGone
 from rollweave.observability.memory import resident_mb
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.store import WeightStore
@@ -29,6 +35,14 @@ Background = Callable[[Callable[[], Fingerprint]], Awaitable[Fingerprint]]
 staging is digests and copies, which leave the interpreter to others. Without it they run between two steps."""
 
 OnEnd = Callable[[Completion], None]
+
+Fetch = Callable[[Any, KvAsk], Awaitable[KvRows | None]]
+"""Asks the engine at an address for a KV cache; raises `EngineGone` if it is gone."""
+
+HANDOVER_SECONDS = 10.0
+"""A KV cache that has not come by then is computed here."""
+
+T = TypeVar("T")
 
 ROUNDS_BETWEEN_STEPS = 3
 """Times around the event loop between steps. A command that arrives from another process needs two or three to
@@ -44,6 +58,7 @@ class EngineLoop:
         step_seconds: StepSeconds | None = None,
         background: Background | None = None,
         thread: Executor | None = None,
+        fetch: Fetch = lambda engine, ask: engine.kv_rows(ask),
     ) -> None:
         self._core = core
         self._store = store
@@ -51,6 +66,9 @@ class EngineLoop:
         self._step_seconds = step_seconds
         self._background = background or self._at_once
         self._thread = thread
+        self._fetch = fetch
+        self._to_fetch: asyncio.Queue[Request] = asyncio.Queue()
+        self._handover_seconds = 0.0
         self._callbacks: dict[str, OnEnd] = {}
         self._suspensions = 0
         self._stepping = False  # whether the thread computes a step
@@ -60,7 +78,12 @@ class EngineLoop:
         self._between_steps = asyncio.Event()
 
     async def run(self) -> None:
-        """Step while there is work, until cancelled."""
+        """Step while there is work, and fetch KV caches, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._fetch_on(tasks))
+            await self._step_on()
+
+    async def _step_on(self) -> None:
         while True:
             if self._suspensions or not self._core.has_work:
                 self._between_steps.set()
@@ -101,6 +124,8 @@ class EngineLoop:
         self._between(lambda: self._core.add(request))
         self._callbacks[request.id] = on_end
         self._wake.set()
+        if request.kv_from is not None:
+            self._to_fetch.put_nowait(request)
 
     async def generate(self, request: Request) -> Completion:
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -117,6 +142,34 @@ class EngineLoop:
 
     def release(self, trajectory: str) -> None:
         self._between(lambda: self._core.release(trajectory))
+
+    async def kv_rows(self, ask: KvAsk) -> KvRows | None:
+        """For the engine that decodes: what this one has of a context."""
+        return await self._result(lambda: self._core.kv_rows(ask))
+
+    async def _fetch_on(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            request = await self._to_fetch.get()
+            tasks.create_task(self._fetch_for(request), name=f"the KV cache for {request.id}")
+
+    async def _fetch_for(self, request: Request) -> None:
+        """Hand a request the KV cache that the prefill engine has. If that is gone, or too slow, the request goes on
+        without it."""
+        began, rows = self._clock.now(), None
+        ask = await self._result(lambda: self._core.lacks(request))
+        if ask is not None:
+            with suppress(EngineGone, TimeoutError):
+                async with asyncio.timeout(HANDOVER_SECONDS):
+                    rows = await self._fetch(request.kv_from, ask)
+            self._handover_seconds += self._clock.now() - began
+        self._between(lambda: self._core.deliver(request, rows))
+        self._wake.set()
+
+    async def _result(self, command: Callable[[], T]) -> T:
+        """What a command returns that runs between two steps."""
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._between(lambda: None if result.done() else result.set_result(command()))
+        return await result
 
     async def suspend(self) -> None:
         self._suspensions += 1
@@ -137,7 +190,7 @@ class EngineLoop:
         self._core.commit(version)
 
     async def stats(self) -> EngineStats:
-        return replace(self._core.stats(), memory_mb=resident_mb())
+        return replace(self._core.stats(), memory_mb=resident_mb(), handover_seconds=self._handover_seconds)
 
     async def _at_once(self, work: Callable[[], Fingerprint]) -> Fingerprint:
         with self._clock.blocked():

@@ -202,15 +202,17 @@ class LLMProxy:
     # -------------------------------------------------------------------------------------------- prefill engines
 
     async def _generate(self, guest: _Guest, client: EngineClient, request: Request) -> Completion:
-        """With a prefill engine, that one computes the context and hands its KV cache to the other, which answers."""
+        """With a prefill engine, that one computes the context, and the other one fetches its KV cache from there and
+        answers."""
         while guest.prefill is not None:
-            handed_over = replace(request, decode_on=guest.engine)
-            if not await self._has_computed(guest.prefill, handed_over):
+            prefill = guest.prefill
+            if not await self._has_computed(prefill, replace(request, decode_on=guest.engine)):
                 self._change_prefill(guest)
             elif guest.moving or guest.given_up:
                 return Completion(request.id, list(request.begun), "aborted")
             else:
-                return await client.generate(handed_over)
+                address = self._view.engines[prefill].address if prefill in self._view.engines else None
+                return await client.generate(replace(request, kv_from=address))
         return await client.generate(request)
 
     async def _has_computed(self, prefill: EngineId, request: Request) -> bool:
@@ -227,6 +229,9 @@ class LLMProxy:
 
     def _change_prefill(self, guest: _Guest) -> None:
         assert guest.engine is not None
+        if guest.engine not in self._view.engines:  # gone as well, as asking it will show
+            self._set_prefill(guest, None)
+            return
         route = with_prefill(Route(guest.engine, "its prefill engine is not open", {}), self._view, None)
         self._set_prefill(guest, route.prefill)
         self.on_route(guest.ask.attempt, route)

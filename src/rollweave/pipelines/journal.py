@@ -107,8 +107,19 @@ class Journal:
             tokens.settle()
         self._steps.add("recompute", now.recompute_seconds - last.recompute_seconds)
         return {
+            **self._handover(now, last),
             "idle/engine": self._engine_idle.sample(now.busy_seconds, workers=self.fleet.size),
             "memory/engine_mb": max((engine.memory_mb for engine in stats.engines), default=0.0),
+        }
+
+    def _handover(self, now: EngineStats, last: EngineStats) -> MetricsRow:
+        """What prefill engines handed to decode engines, if there are such engines."""
+        if all(entry.role != "decode" for entry in self.fleet.entries.values()):
+            return {}
+        return {
+            "handover/tokens": now.handed_tokens - last.handed_tokens,
+            "handover/mb": (now.handed_bytes - last.handed_bytes) / 2**20,
+            "handover/seconds": now.handover_seconds - last.handover_seconds,
         }
 
 

@@ -13,9 +13,10 @@ from itertools import chain
 from rollweave.config.cluster import GENERATES, TRAINS, ClusterConfig, Pool
 from rollweave.config.job import Job, RayRuntime
 from rollweave.errors import ConfigError
+from rollweave.fleet.fleet import EngineRole
 from rollweave.runtimes.blueprint import cores
 
-NOT_HERE = {"prefill", "decode", "reward"}
+NOT_HERE = {"reward"}
 """Roles that only a simulation plays today."""
 
 
@@ -27,6 +28,7 @@ class EngineSeat:
     pool: str = ""
     """Empty: there is no cluster file."""
     device: str = ""
+    role: EngineRole = "rollout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime) -> Layout:
 
 def engine_seat(cluster: ClusterConfig, pool: Pool) -> EngineSeat:
     """What each engine of a pool gets."""
-    return EngineSeat(_cores(cluster, pool) // pool.workers, pool.tasks, pool.name, pool.device)
+    role: EngineRole = pool.role if pool.role == "prefill" or pool.role == "decode" else "rollout"
+    return EngineSeat(_cores(cluster, pool) // pool.workers, pool.tasks, pool.name, pool.device, role)
 
 
 def _can_be_filled(cluster: ClusterConfig, pool: Pool) -> None:

@@ -138,10 +138,10 @@ def _own_labels(node: dict[str, Any]) -> dict[str, str]:
 
 
 def _start_agent(node: ClusterNode) -> WorkerHandle:
-    return WorkerHandle(_options(NodeWorker, node, 0, {}).remote(), f"the node {node}", Path(), node)
+    return WorkerHandle(actor_on(NodeWorker, node, 0, {}).remote(), f"the node {node}", Path(), node)
 
 
-def _options(kind: type, node: ClusterNode, reserved: int, environment: dict[str, str]) -> Any:
+def actor_on(kind: type, node: ClusterNode, reserved: int, environment: dict[str, str]) -> Any:
     """A class as an actor on a node. What a worker reserves there is not given to other users of the cluster."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -187,7 +187,7 @@ class Starter:
         bucket_mb = self.blueprint.job.weights.bucket_mb
         if self.runtime.address == "local":
             return SharedMemoryStore(self.folder, bucket_mb)
-        return RayStore(_options(WeightIndex, trainer, 0, {}).remote(), bucket_mb)
+        return RayStore(actor_on(WeightIndex, trainer, 0, {}).remote(), bucket_mb)
 
     async def _bound(self, need: Need) -> ClusterNode:
         """Bind a worker to a node that has what it needs; waits for one."""
@@ -207,7 +207,7 @@ class Starter:
             "GOMP_SPINCOUNT": SPIN_COUNT,
             MOVED_FOLDERS: json.dumps(self.nodes.moved_folders(node)),
         }
-        actor = _options(kind, node, 0 if self.runtime.address == "local" else reserved, environment)
+        actor = actor_on(kind, node, 0 if self.runtime.address == "local" else reserved, environment)
         blueprint = replace(self.blueprint, policy=self.nodes.policy(node, self.blueprint.policy))
         log = self.nodes.log(node, name)
         here = self.logs.absolute() / f"{name}.log"

@@ -163,9 +163,8 @@ class EngineKeeper:
         self._id = f"{worker.name}/{self._lives}"
         control = RayEngineControl(worker, self.crew.nodes.while_reachable)
         seat = self.seat
-        self.crew.fleet.join(
-            EngineEntry(self._id, control, worker, pool=seat.pool or "engine", device=seat.device, tasks=seat.tasks)
-        )
+        pool, device = seat.pool or "engine", seat.device
+        self.crew.fleet.join(EngineEntry(self._id, control, worker, pool, device, seat.tasks, seat.role))
 
     def _end_if_lost(self, entry: EngineEntry) -> None:
         """The fleet gives up an engine that was out of reach or took too long. Its process may still run, and would

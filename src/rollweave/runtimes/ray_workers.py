@@ -18,16 +18,17 @@ from typing import Any, Generic, TypeVar
 
 from rollweave.clock import Clock, Waiting
 from rollweave.engines.loop import EngineLoop
-from rollweave.engines.protocol import Completion
+from rollweave.engines.protocol import Completion, KvAsk, KvRows
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments
+from rollweave.errors import EngineGone, WorkerDied
 from rollweave.fleet.fleet import EngineId, EngineInfo, FleetUpdate
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.memory import resident_mb
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Packet
 from rollweave.runtimes.blueprint import Blueprint
-from rollweave.runtimes.ray_clients import Mishaps, Orders, RayEngineClient
+from rollweave.runtimes.ray_clients import Mishaps, Orders, RayEngineClient, WorkerHandle
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
@@ -82,7 +83,7 @@ class EngineWorker:
         """Load the weights. Not done when the actor is made: what fails there cannot be told from a crash."""
         async with self._starting:
             core = self._blueprint.engine()
-        self._loop = EngineLoop(core, self._store, Clock(), background=asyncio.to_thread)
+        self._loop = EngineLoop(core, self._store, Clock(), background=asyncio.to_thread, fetch=_fetch)
         return os.getpid()
 
     async def run(self) -> None:
@@ -199,6 +200,15 @@ class HostWorker:
     async def waits(self, most: int) -> list[Waiting]:
         """Who waits here, longest first."""
         return self._clock.waiting(most)
+
+
+async def _fetch(engine: WorkerHandle, ask: KvAsk) -> KvRows | None:
+    """From engine to engine: the keys and values travel through the object store, not through a host."""
+    try:
+        rows: KvRows | None = await engine.call("control", "kv_rows", ask)
+    except WorkerDied as death:
+        raise EngineGone(str(death)) from death
+    return rows
 
 
 def _prepare_process(log: Path) -> None:
