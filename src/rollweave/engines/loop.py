@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from rollweave.clock import Clock
-from rollweave.engines.protocol import Completion, EngineStats, Request, SteppedEngine
+from rollweave.engines.protocol import Completion, EngineStats, OnEnd, Request, SteppedEngine
 from rollweave.observability.memory import resident_mb
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.store import WeightStore
@@ -27,8 +27,6 @@ StepSeconds = Callable[[EngineStats], float]
 Background = Callable[[Callable[[], Fingerprint]], Awaitable[Fingerprint]]
 """Runs the staging of new weights beside the steps. An engine with a process of its own gives `asyncio.to_thread`:
 staging is digests and copies, which leave the interpreter to others. Without it they run between two steps."""
-
-OnEnd = Callable[[Completion], None]
 
 ROUNDS_BETWEEN_STEPS = 3
 """Times around the event loop between steps. A command that arrives from another process needs two or three to

@@ -154,7 +154,7 @@ class FleetView:
         self.held = {id: held for id, held in self.held.items() if held and id in self.engines}
 
 
-GAUGES = frozenset({"running", "waiting", "version", "checksum", "memory_mb"})
+GAUGES = frozenset({"running", "waiting", "version", "checksum", "probe", "memory_mb"})
 """What an engine says about now. Everything else it counts since its start."""
 
 COUNTERS = tuple(field.name for field in fields(EngineStats) if field.name not in GAUGES)

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollweave.clock import Clock
+from rollweave.config.engines import VllmEngineConfig
 from rollweave.config.job import InlineRuntime, Job
+from rollweave.engines.loop import Background, EngineLoop, StepSeconds
+from rollweave.engines.protocol import HostedEngine
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments, latencies
 from rollweave.environments.protocol import MakeEnvironment
@@ -26,6 +30,7 @@ from rollweave.rewards.scorer import NamedReward, Scorer, call_in_thread, call_o
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.manager import Stage, TurnBarrier
 from rollweave.training.protocol import Trainer
+from rollweave.weights.store import WeightStore
 
 if TYPE_CHECKING:
     from rollweave.engines.torch.engine import TorchEngine
@@ -45,6 +50,7 @@ class Blueprint:
     """Reward functions given as Python objects, beside those the job names."""
 
     def engine(self) -> TorchEngine:
+        """The embedded engine, also of a job whose engines are others."""
         from rollweave.engines.torch.engine import TorchEngine
 
         return TorchEngine.from_folder(
@@ -55,11 +61,33 @@ class Blueprint:
             in_flight=self.job.pipeline.in_flight,
         )
 
+    async def start_engine(
+        self,
+        store: WeightStore,
+        clock: Clock,
+        step_seconds: StepSeconds | None = None,
+        background: Background | None = None,
+        thread: Executor | None = None,
+    ) -> HostedEngine:
+        """The engine that the job asks for; all but the first two concern the embedded one."""
+        config, rollout = self.job.engine, self.job.rollout
+        if isinstance(config, VllmEngineConfig):
+            from rollweave.engines.vllm.engine import VllmEngine
+
+            return await VllmEngine.start(self.policy, config, rollout.max_context, self.job.pipeline.in_flight, store)
+        return EngineLoop(self.engine(), store, clock, step_seconds, background, thread)
+
     def warm_up_engine(self) -> None:
         """Do what takes seconds in `engine`, importing above all, at a lower priority than the processes that work."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND_OTHERS)
         from transformers import AutoTokenizer
 
+        if isinstance(self.job.engine, VllmEngineConfig):
+            import rollweave.engines.vllm.engine  # noqa: F401 (importing it is the point)
+            from rollweave.engines.vllm.launch import import_vllm
+
+            import_vllm()
+            return
         import rollweave.engines.torch.engine  # noqa: F401 (importing it is the point)
         from rollweave.policies.forward import load_model
 

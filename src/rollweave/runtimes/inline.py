@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rollweave.clock import Clock
 from rollweave.config.job import InlineRuntime, RayRuntime
-from rollweave.engines.loop import EngineLoop, StepSeconds
+from rollweave.engines.loop import StepSeconds
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments
 from rollweave.fleet.fleet import EngineEntry, Fleet
@@ -53,7 +53,7 @@ class InlineTrainer:
 
     async def publish(self, version: int) -> Fingerprint:
         with self.clock.blocked():
-            return self.store.push(version, self.core.weights())
+            return self.core.publish(version, self.store)
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
         """In a thread, so that episodes go on meanwhile. The virtual clock knows no threads: there the loop waits."""
@@ -78,7 +78,7 @@ async def start_engines_and_host(
     """Engines and an environment host in this process: all that playing needs."""
     with ExitStack() as threads:
         engines = [
-            EngineLoop(blueprint.engine(), store, clock, step_seconds, thread=thread)
+            await blueprint.start_engine(store, clock, step_seconds, thread=thread)
             for thread in _threads(blueprint.job.runtime, threads)
         ]
         for number, engine in enumerate(engines):

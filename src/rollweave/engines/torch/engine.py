@@ -38,6 +38,7 @@ from rollweave.errors import ModelError
 from rollweave.policies.forward import load_model
 from rollweave.trajectory import Span, TokenBuffer, TokenIds, Transform, logprob_array, token_ids
 from rollweave.weights.buckets import Fingerprint, Into, RawTensor, checksum
+from rollweave.weights.probe import PROBE_TOKENS, probe_tokens
 
 
 @dataclass(slots=True)
@@ -234,7 +235,7 @@ class TorchEngine:
             self._weights.load(partial(_hand_over, tensors))
             self._spare: FusedWeights | None = None  # allocated by the first `prepare`
             self._cache = kv_cache(architecture, slots, max_context)
-            self._rope = rope_table(model.model.rotary_emb, max_context)
+            self._rope = rope_table(model.model.rotary_emb, max(max_context, PROBE_TOKENS))
         self._stats = EngineStats(checksum=checksum(tensors))
 
     @classmethod
@@ -292,11 +293,23 @@ class TorchEngine:
             raise ValueError(f"version {version} is not prepared (staged: {self._staged})")
         self._weights, self._spare = self._spare, self._weights
         self._stats.version, self._stats.checksum = version, self._staged.checksum
+        self._stats.probe = self._score_probe()
         self._staged = None
         if self.in_flight != "keep":
             self._table.invalidate()
         if self.in_flight == "restart_turn":
             self._stats.restarted_tokens += sum(sequence.restart() for sequence in self._running.values())
+
+    @torch.inference_mode()
+    def _score_probe(self) -> tuple[float, ...]:
+        """In a cache of its own, which is gone afterwards."""
+        architecture = self._weights.architecture
+        tokens = probe_tokens(architecture.vocabulary)
+        length = len(tokens)
+        cache = kv_cache(architecture, 1, length)
+        logits = forward(self._weights, cache, self._rope, [Chunk(0, 0, length)], tokens, list(range(length - 1)))
+        targets = torch.from_numpy(tokens[1:]).long()[:, None]
+        return tuple(logits.log_softmax(-1).gather(1, targets)[:, 0].tolist())
 
     def stats(self) -> EngineStats:
         return replace(
