@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +18,8 @@ from tests.fleets import fleet_of
 from tests.puppets import PuppetEngine, PuppetHost, request
 
 from rollweave.clock import Clock, run_virtual
-from rollweave.engines.protocol import Completion, EngineStats, Sampling
+from rollweave.engines.loop import EngineLoop
+from rollweave.engines.protocol import Completion, EngineStats, Sampling, SteppedEngine
 from rollweave.errors import EngineGone, WorkerDied
 from rollweave.fleet.fleet import COUNTERS, GAUGES, EngineEntry, FleetUpdate
 from rollweave.fleet.weight_sync import WeightSync
@@ -32,6 +34,7 @@ from rollweave.runtimes.ray_workers import EngineWorker
 from rollweave.tasks import Task
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.shared_memory import LOCK, PREFIX, shared_folder, sweep
+from rollweave.weights.store import WeightStore
 
 # ------------------------------------------------------------------------------------------------- the books
 
@@ -472,8 +475,10 @@ def test_a_request_the_engine_cannot_take_ends_its_run(monkeypatch: pytest.Monke
     class Sketch:
         """As much of a blueprint as an engine looks at."""
 
-        def __getattr__(self, name: str) -> Any:
-            return Sketch() if name in ("job", "weights") else 1.0 if name == "bucket_mb" else BrokenCore
+        job = SimpleNamespace(weights=SimpleNamespace(bucket_mb=1.0))
+
+        async def start_engine(self, store: WeightStore, clock: Clock, **options: Any) -> EngineLoop:
+            return EngineLoop(cast(SteppedEngine, BrokenCore()), store, clock)
 
     async def main(clock: Clock) -> None:
         worker = EngineWorker(cast(Blueprint, Sketch()), tmp_path, tmp_path / "engine.log")

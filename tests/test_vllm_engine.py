@@ -16,6 +16,7 @@ import torch
 
 from contracts.engine import BEHAVIOURS, UPDATES, Behaviour, check_engine
 from contracts.engine import request as contract_request
+from rollweave.clock import Clock
 from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, Request
 from rollweave.errors import EngineGone
@@ -172,10 +173,12 @@ def test_an_update_that_fails_is_the_end_of_the_engine(unpacked: Vllm, monkeypat
 
 def test_a_killed_vllm_fails_what_it_was_asked(vllm: Vllm) -> None:
     """The last one: the engine is gone afterwards."""
+
     async def main() -> None:
         answer = asyncio.ensure_future(vllm.engine.generate(contract_request(max_tokens=900)))
-        while not (await vllm.engine.stats()).running:
-            await asyncio.sleep(0.01)
+        drawn = (await vllm.engine.stats()).sampled_tokens
+        while (await vllm.engine.stats()).sampled_tokens == drawn:
+            await Clock().sleep(0)
         for child in multiprocessing.active_children():
             assert child.pid is not None
             os.kill(child.pid, signal.SIGKILL)

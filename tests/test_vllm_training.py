@@ -12,7 +12,7 @@ from rollweave.observability.metrics import read_metrics
 from rollweave.runs.train import train_job
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "smollm2.yaml"
-SHORT = ("engine.type=vllm", "engine.kv_cache_mb=512", "training.steps=2", "evaluation.every=0", "checkpoint.every=0")
+SHORT = ("engine.type=vllm", "engine.slots=8", "engine.kv_cache_mb=512", "training.steps=2", "evaluation.every=0")
 
 
 @pytest.mark.slow

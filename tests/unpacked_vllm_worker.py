@@ -1,4 +1,4 @@
-"""vLLM's worker with the bug that the probe is for: after an update a tied head keeps its packed copy of the old one."""
+"""vLLM's worker with the bug that the probe is for: a tied head stays what it was before an update."""
 
 from rollweave.engines.vllm import worker
 from rollweave.engines.vllm.worker import DrawTokens, WorkerExtension

@@ -7,10 +7,10 @@
 Every phase has a wait of its own, with a name and a deadline. Digests that do not come back as they were sent stop the
 run, and so does an engine that holds another version than it was told to commit: training on answers of unknown
 weights is worse than not training. An engine that holds the right weights and does not compute with them scores the
-probe otherwise than the trainer: it counts as dead. An engine that dies meanwhile is lost to the fleet, and the update goes on with the
-others; an engine that joins catches up before it is asked. Engines may be one published version behind, not two: a
-store keeps two versions, and a newcomer asks for the one that the others have. With `blocking` transfer engines stand
-still while a version travels: the baseline that the background transfer is compared with.
+probe otherwise than the trainer: it counts as dead. An engine that dies meanwhile is lost to the fleet, and the update
+goes on with the others; an engine that joins catches up before it is asked. Engines may be one published version
+behind, not two: a store keeps two versions, and a newcomer asks for the one that the others have. With `blocking`
+transfer engines stand still while a version travels: the baseline that the background transfer is compared with.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
 from rollweave.rewards.scorer import NamedReward, Scorer, call_in_thread, call_on_loop
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.manager import Stage, TurnBarrier
+from rollweave.rollout.manager import Dialogue, Stage, TurnBarrier
 from rollweave.training.protocol import Trainer
 from rollweave.weights.store import WeightStore
 
@@ -83,7 +83,7 @@ class Blueprint:
         from transformers import AutoTokenizer
 
         if isinstance(self.job.engine, VllmEngineConfig):
-            import rollweave.engines.vllm.engine  # noqa: F401 (importing it is the point)
+            import rollweave.engines.vllm.engine
             from rollweave.engines.vllm.launch import import_vllm
 
             import_vllm()
@@ -99,7 +99,8 @@ class Blueprint:
 
         return TorchTrainer(self.policy, self.job.training, self.job.seed)
 
-    def stage(self, proxy: LLMProxy, clock: Clock) -> Stage:
+    def stage(self, proxy: LLMProxy, clock: Clock, dialogue: Dialogue | None = None) -> Stage:
+        """All that a host needs; the dialogue is the policy's own, unless another is given."""
         from rollweave.policies.chat import ChatFormat
 
         rollout = self.job.rollout
@@ -111,7 +112,7 @@ class Blueprint:
         call_plain = call_on_loop if clock.is_virtual else call_in_thread
         scorer = Scorer(self.job.rewards, Path(), self.rewards, call_plain)
         barrier = TurnBarrier() if self.job.control.has_barrier else None
-        return Stage(clock, proxy, environments, ChatFormat.of(self.policy), scorer, rollout, barrier)
+        return Stage(clock, proxy, environments, dialogue or ChatFormat.of(self.policy), scorer, rollout, barrier)
 
 
 def start_runtime(

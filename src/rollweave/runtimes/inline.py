@@ -25,6 +25,7 @@ from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
+from rollweave.rollout.manager import Dialogue
 from rollweave.runtimes.blueprint import Blueprint, cores
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
@@ -83,20 +84,33 @@ async def start_engines_and_host(
         ]
         for number, engine in enumerate(engines):
             fleet.join(EngineEntry(f"engine-{number}/1", engine))
-        stage = blueprint.stage(LLMProxy(clock, fleet.update()), clock)
-        host: EnvHost
-        link = dispatcher.attach(lambda packet: host.link.receive(packet), blueprint.job.rollout.slots)
-        host = EnvHost(stage, link.receive)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(engine.run(), name=f"engine {n}") for n, engine in enumerate(engines)]
-            running.append(tasks.create_task(host.run(), name="host"))
             try:
-                yield
+                async with start_host(blueprint, fleet, dispatcher, clock):
+                    yield
             finally:
                 for task in running:
                     task.cancel()
-                if isinstance(stage.environment, EnvironmentPool | LateEnvironments):
-                    await stage.environment.close()
+
+
+@asynccontextmanager
+async def start_host(
+    blueprint: Blueprint, fleet: Fleet, dispatcher: Dispatcher, clock: Clock, dialogue: Dialogue | None = None
+) -> AsyncIterator[None]:
+    """An environment host in this process, for the engines of the fleet. `dialogue`: if not the policy's own."""
+    stage = blueprint.stage(LLMProxy(clock, fleet.update()), clock, dialogue)
+    host: EnvHost
+    link = dispatcher.attach(lambda packet: host.link.receive(packet), blueprint.job.rollout.slots)
+    host = EnvHost(stage, link.receive)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(host.run(), name="host")
+        try:
+            yield
+        finally:
+            running.cancel()
+            if isinstance(stage.environment, EnvironmentPool | LateEnvironments):
+                await stage.environment.close()
 
 
 def _threads(runtime: InlineRuntime | RayRuntime, threads: ExitStack) -> list[Executor | None]:

@@ -338,9 +338,8 @@ class VllmEngine:
     # --------------------------------------------------------------------------------------------- weights and death
 
     async def _settle(self) -> None:
-        """Returns once vLLM has ended its step. It holds no request and goes on at once, for the probe."""
-        await self._llm.pause_generation(mode="wait", clear_cache=False)
-        await self._llm.resume_generation()
+        """Returns once vLLM has ended its step: it answers a question between two steps, and after what came before."""
+        await self._llm.is_paused()
 
     async def _load(self, staged: Fingerprint) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest

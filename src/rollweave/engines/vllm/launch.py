@@ -53,7 +53,7 @@ async def launch(folder: Path, config: VllmEngineConfig, max_context: int, weigh
                 kv_cache_memory_bytes=config.kv_cache_mb * 2**20,
                 tensor_parallel_size=config.tensor_parallel,
                 scheduling_policy="priority",
-                logprobs_mode="processed_logits",
+                logprobs_mode="processed_logprobs",
                 logits_processors=[f"{WORKER}:DrawTokens"],
                 worker_extension_cls=f"{WORKER}.WorkerExtension",
                 weight_transfer_config=WeightTransferConfig(backend="rollweave"),
@@ -91,6 +91,8 @@ def _set_environment(config: VllmEngineConfig) -> None:
     import torch
 
     os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}  # the policy is a folder
+    if not config.compile:
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # it would compile a function of its sampler, for 15 s
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override engine.kv_cache_mb
     if not torch.cuda.is_available():
         # Several engines share a machine, each with OMP_NUM_THREADS: bound, all of them would take the first cores.

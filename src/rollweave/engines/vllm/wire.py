@@ -3,11 +3,13 @@
 vLLM draws from a generator per request, so a token depends on how many were drawn before it in the same process: an
 answer that is interrupted and goes on elsewhere would be another one. And it reports one log-prob per token, raw or
 processed, never both. So the worker draws with this project's own sampler (`rollweave.engines.torch.sampling`), in a
-logits processor, and leaves vLLM no choice: it overwrites the row of logits with the two log-probs, and vLLM's greedy
-choice and its `processed_logits` carry them out.
+logits processor, and leaves vLLM no choice: it overwrites the row of logits, and vLLM's greedy choice and the log-probs
+of that row carry out what was drawn.
 
-    row of logits   [-inf, ..., raw log-prob, ..., -inf, ..., minus the behaviour log-prob, ..., -inf]
-                                at the carrier                at the token that was drawn: the only number above 0
+    row of logits   0 at the token that was drawn; its behaviour log-prob - 1 and its raw log-prob - 1 at two other
+                    tokens, the carriers; minus infinity elsewhere
+
+vLLM normalises the row before it reports it, so what counts is how far the carriers are below the token.
 """
 
 from __future__ import annotations
@@ -26,11 +28,8 @@ if TYPE_CHECKING:
 ORDER = "rollweave"
 """The key of `extra_args`, in vLLM's sampling parameters, that holds a `DrawOrder`."""
 
-LOGPROBS = 2
-"""What vLLM is asked to report: the token that was drawn, and the carrier."""
-
-LEAST = 1e-30
-"""Stands for a behaviour log-prob of 0, so that the token is still above the carrier."""
+LOGPROBS = 3
+"""What vLLM is asked to report: the token that was drawn, and the carriers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,9 @@ class DrawOrder:
         return cls(seed, place, Sampling(temperature=temperature, top_p=top_p, top_k=top_k))
 
 
+LOWEST = -1e30
+
+
 class ReportedLogprob(Protocol):
     """The part of vLLM's answer that is read here."""
 
@@ -68,18 +70,19 @@ def write_draws(logits: Tensor, rows: Sequence[int], draws: Draws) -> None:
     tokens = torch.tensor(draws.tokens, device=logits.device)
     behaviour = torch.tensor(draws.behaviour, device=logits.device, dtype=logits.dtype)
     raw = torch.tensor(draws.raw, device=logits.device, dtype=logits.dtype)
-    carriers = (tokens == 0).long()  # `carrier`, for a whole batch
     logits[index] = -torch.inf
-    logits[index, carriers] = raw.clamp(-1e30, 0.0)
-    logits[index, tokens] = behaviour.neg().clamp(min=LEAST)
+    logits[index, (tokens == 0).long()] = behaviour.clamp(LOWEST, 0.0) - 1.0  # at `carriers`
+    logits[index, (tokens <= 1).long() + 1] = raw.clamp(LOWEST, 0.0) - 1.0
+    logits[index, tokens] = 0.0
 
 
-def carrier(token: int) -> int:
-    """The token id beside the drawn one that reports its raw log-prob."""
-    return 1 if token == 0 else 0
+def carriers(token: int) -> tuple[int, int]:
+    """The token ids that report the behaviour and the raw log-prob of a drawn token: the first two others."""
+    return int(token == 0), 1 + int(token <= 1)
 
 
 def read_draw(token: int, reported: Mapping[int, ReportedLogprob]) -> tuple[float, float]:
     """The behaviour and the raw log-prob of a token that vLLM reports."""
-    behaviour = reported[token].logprob
-    return (-behaviour if behaviour > 2 * LEAST else 0.0), reported[carrier(token)].logprob
+    top = reported[token].logprob - 1.0
+    behaviour, raw = (min(0.0, reported[carrier].logprob - top) for carrier in carriers(token))
+    return behaviour, raw
