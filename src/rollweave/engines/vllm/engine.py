@@ -23,7 +23,7 @@ import asyncio
 import multiprocessing
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -103,7 +103,7 @@ class _BusyTime:
 
 
 class VllmEngine:
-    """A `HostedEngine`. `llm` is vLLM's AsyncLLM; `owned` is what goes when the engine ends."""
+    """A `HostedEngine` around vLLM's AsyncLLM, which it ends when it ends."""
 
     def __init__(
         self,
@@ -116,7 +116,6 @@ class VllmEngine:
         slots: int,
         max_context: int,
         in_flight: InFlight,
-        owned: ExitStack,
     ) -> None:
         self._llm = llm
         self._tokenizer = tokenizer
@@ -126,7 +125,6 @@ class VllmEngine:
         self._slots = slots
         self._max_context = max_context
         self.in_flight = in_flight
-        self._owned = owned
         self._stats = EngineStats()
         self._busy = _BusyTime()
         self._names = count()
@@ -148,21 +146,19 @@ class VllmEngine:
         """Start vLLM with the policy in a Hugging Face folder; takes about 20 s."""
         from transformers import AutoConfig, AutoTokenizer
 
-        with ExitStack() as owned:
-            mapping = WeightMapping(owned.enter_context(shared_folder()) / "staged.weights", parameter_shapes(folder))
+        with shared_folder() as shared:  # the file has no name any more once all have mapped it, and goes with them
+            mapping = WeightMapping(shared / "staged.weights", parameter_shapes(folder))
             llm = await launch(folder, config, max_context, mapping.path)
-            owned.callback(llm.shutdown)
-            return cls(
-                llm,
-                AutoTokenizer.from_pretrained(folder),
-                mapping,
-                store,
-                vocabulary=AutoConfig.from_pretrained(folder).vocab_size,
-                slots=config.slots,
-                max_context=max_context,
-                in_flight=in_flight,
-                owned=owned.pop_all(),
-            )
+        return cls(
+            llm,
+            AutoTokenizer.from_pretrained(folder),
+            mapping,
+            store,
+            vocabulary=AutoConfig.from_pretrained(folder).vocab_size,
+            slots=config.slots,
+            max_context=max_context,
+            in_flight=in_flight,
+        )
 
     async def run(self) -> None:
         """Watch vLLM until cancelled, then end it. Raises EngineGone if it dies."""
@@ -176,7 +172,7 @@ class VllmEngine:
             raise EngineGone(self._gone)
         finally:
             await self._break_off()
-            self._owned.close()
+            self._llm.shutdown()
 
     # ----------------------------------------------------------------------------------------------------- requests
 

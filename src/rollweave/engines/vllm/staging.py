@@ -1,4 +1,4 @@
-"""Where a version waits for vLLM: one file of shared memory, which adapter and worker map.
+"""Where a version waits for vLLM: one file in shared memory, which adapter and worker map.
 
 It is filled in the background, and every tensor is checked against the model's config first: vLLM would accept a part
 of the weights without a word, and could not be repaired after a tensor of another shape.
