@@ -198,7 +198,8 @@ def test_an_engine_that_takes_too_long_to_catch_up_is_ended_and_has_a_successor(
             await clock.sleep(10.0)
             assert lives[1].dead.is_set() and crew.fleet.entries["engine/2"].state == "gone"
             assert crew.fleet.entries["engine/3"].state == "serving" and lives[2].version == 1
-            assert recorder.names().count("worker.died") == 2
+            first, second = [event.data["cause"] for event in recorder.events if event.name == "worker.died"]
+            assert "engine/2 to prepare version 1" in second and "engine/2" not in first, "the cause, not the ending"
             welcoming.cancel()
 
     on_virtual_clock(main)
@@ -490,6 +491,37 @@ def test_a_request_the_engine_cannot_take_ends_its_run(monkeypatch: pytest.Monke
         assert raised.group_contains(ValueError, match="cannot add 7#0")
 
     monkeypatch.setattr(ray_workers, "_prepare_process", lambda log: None)
+    on_virtual_clock(main)
+
+
+def test_a_worker_whose_engine_dies_dies_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its keeper waits for nothing else."""
+
+    class DeadEngine:
+        async def run(self) -> None:
+            raise EngineGone("vLLM is gone: its process ended")
+
+    class Sketch:
+        job = SimpleNamespace(weights=SimpleNamespace(bucket_mb=1.0))
+
+        async def start_engine(self, store: WeightStore, clock: Clock, **options: Any) -> DeadEngine:
+            return DeadEngine()
+
+    class Exited(Exception):
+        pass
+
+    def exit(code: int) -> None:
+        raise Exited(code)
+
+    async def main(clock: Clock) -> None:
+        worker = EngineWorker(cast(Blueprint, Sketch()), tmp_path, tmp_path / "engine.log")
+        await worker.ready()
+        with pytest.raises(ExceptionGroup) as raised:
+            await worker.run()
+        assert raised.group_contains(Exited, match="1")
+
+    monkeypatch.setattr(ray_workers, "_prepare_process", lambda log: None)
+    monkeypatch.setattr(os, "_exit", exit)
     on_virtual_clock(main)
 
 

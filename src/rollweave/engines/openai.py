@@ -23,6 +23,8 @@ from rollweave.weights.buckets import Fingerprint
 
 KEY = "OPENAI_API_KEY"
 TRIES = 5
+RETRY_SECONDS = 1.0
+"""Before the second try; the time doubles with each further one."""
 BUSY = (408, 429, 500, 502, 503, 504)
 """Answers after which it is worth asking again."""
 TIMEOUT = 600.0
@@ -74,7 +76,7 @@ class ChatClient:
         problem = ""
         for attempt in range(TRIES):
             if attempt:
-                await asyncio.sleep(2.0 ** (attempt - 1))
+                await asyncio.sleep(RETRY_SECONDS * 2.0 ** (attempt - 1))
             try:
                 answer = await self._http.post("/chat/completions", json=body)
             except httpx2.TransportError as error:

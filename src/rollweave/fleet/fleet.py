@@ -174,6 +174,8 @@ class EngineEntry:
     """Tasks whose trajectories prefer it; none: it takes any."""
     role: EngineRole = "rollout"
     state: EngineState = "starting"
+    cause: str = ""
+    """Why it is gone."""
     version: int = 0
     staged: int = 0
     """The newest version that it has verified."""
@@ -263,6 +265,7 @@ class Fleet:
                 self.leave(attempt)
             if id == prefill:
                 self._hold(attempt, engine, None)
+        entry.cause = cause
         self._recorder.emit("engine.gone", engine=id, cause=cause)
         self._change(entry, "gone")
 
