@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,7 @@ def test_a_vllm_that_does_not_fit_is_explained(
 ) -> None:
     (tmp_path / "vllm.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "vllm", raising=False)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
     with pytest.raises(ConfigError, match=message):
         import_vllm()
 
@@ -174,3 +176,28 @@ def test_parameters_are_named_as_the_trainer_names_them(tmp_path: Path) -> None:
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert parameter_shapes(tmp_path) == shapes
     assert "lm_head.weight" not in shapes, "a tied one is named once"
+
+
+def test_a_start_that_fails_is_told_with_what_the_log_says(tmp_path: Path) -> None:
+    """In a child, whose errors go to a log."""
+    script = """
+import sys
+from pathlib import Path
+from rollweave.engines.vllm.launch import explained
+from rollweave.errors import ConfigError
+sys.stderr.write("ValueError: of an earlier start\\n")
+sys.stderr.flush()
+try:
+    with explained(Path("policy")):
+        sys.stderr.write("(EngineCore) ERROR RuntimeError: head_dim=16\\n more\\nRuntimeError: head_dim=16\\n")
+        sys.stderr.flush()
+        raise RuntimeError("it failed")
+except ConfigError as error:
+    print(error)
+"""
+    with (tmp_path / "engine.log").open("w") as log:
+        child = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=log, text=True)
+    first, said, advice = child.stdout.splitlines()
+    assert first.startswith("engine.type=vllm: vLLM does not start with policy (RuntimeError: it failed); ")
+    assert first.endswith("engine.log says:") and said == "  RuntimeError: head_dim=16"
+    assert "engine.kv_cache_mb" in advice

@@ -35,7 +35,7 @@ from rollweave.config.engines import VllmEngineConfig
 from rollweave.engines.protocol import Completion, EngineStats, Finish, OnEnd, Request
 from rollweave.engines.torch.engine import DraftSpan
 from rollweave.engines.torch.sampling import finish_of, text_of
-from rollweave.engines.vllm.launch import BLOCK_TOKENS, launch
+from rollweave.engines.vllm.launch import BLOCK_TOKENS, explained, launch
 from rollweave.engines.vllm.staging import WeightMapping, parameter_shapes
 from rollweave.engines.vllm.wire import LOGPROBS, ORDER, DrawOrder, read_draw
 from rollweave.errors import EngineGone
@@ -146,19 +146,22 @@ class VllmEngine:
         """Start vLLM with the policy in a Hugging Face folder; takes about 20 s."""
         from transformers import AutoConfig, AutoTokenizer
 
-        with shared_folder() as shared:  # the file has no name any more once all have mapped it, and goes with them
+        # The file loses its name once all have mapped it, and goes with them.
+        with explained(folder), shared_folder() as shared:
             mapping = WeightMapping(shared / "staged.weights", parameter_shapes(folder))
-            llm = await launch(folder, config, max_context, mapping.path)
-        return cls(
-            llm,
-            AutoTokenizer.from_pretrained(folder),
-            mapping,
-            store,
-            vocabulary=AutoConfig.from_pretrained(folder).vocab_size,
-            slots=config.slots,
-            max_context=max_context,
-            in_flight=in_flight,
-        )
+            engine = cls(
+                await launch(folder, config, max_context, mapping.path),
+                AutoTokenizer.from_pretrained(folder),
+                mapping,
+                store,
+                vocabulary=AutoConfig.from_pretrained(folder).vocab_size,
+                slots=config.slots,
+                max_context=max_context,
+                in_flight=in_flight,
+            )
+            # Some models start and cannot compute: better here than with the first request.
+            engine._stats.probe = await engine._score_probe()
+        return engine
 
     async def run(self) -> None:
         """Watch vLLM until cancelled, then end it. Raises EngineGone if it dies."""

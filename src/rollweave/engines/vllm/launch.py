@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rollweave.config.engines import VllmEngineConfig
-from rollweave.errors import ConfigError, ModelError
+from rollweave.errors import ConfigError, ModelError, RollweaveError
 from rollweave.weights.probe import PROBE_TOKENS
 
 TESTED = "0.32"
@@ -24,8 +27,35 @@ TORCHVISION = (
     "pip uninstall torchvision torchaudio torchcodec"
 )
 
-LOG_LINES = 15
+LOG_LINES = 8
 """How much of its log is shown when it does not start."""
+ERROR = re.compile(r"\b\w+(?:Error|Exception): .+")
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Around all that a start consists of. vLLM's processes say why they fail where this process writes: in a run that
+    is the worker's log."""
+    log = Path("/proc/self/fd/2").resolve()
+    before = log.stat().st_size if log.is_file() else 0
+    try:
+        yield
+    except RollweaveError:
+        raise
+    except Exception as error:  # the boundary to vLLM, which may raise anything at all while it starts
+        raise ConfigError(
+            f"engine.type=vllm: vLLM does not start with {folder} ({type(error).__name__}: {error})"
+            f"{_said(log, before)}\nif it lacks room for keys and values: raise engine.kv_cache_mb, or lower rollout.max_context"
+        ) from error
+
+
+def _said(log: Path, before: int) -> str:
+    """The errors in a log since then, or its last lines."""
+    if not log.is_file():
+        return ""
+    text = log.read_bytes()[before:].decode(errors="replace")
+    lines = list(dict.fromkeys(ERROR.findall(text)))[:LOG_LINES] or text.splitlines()[-LOG_LINES:]
+    return f"; {log} says:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 async def launch(folder: Path, config: VllmEngineConfig, max_context: int, weights: Path) -> Any:
@@ -38,33 +68,28 @@ async def launch(folder: Path, config: VllmEngineConfig, max_context: int, weigh
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    try:
-        llm = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(
-                model=str(folder),
-                skip_tokenizer_init=True,
-                dtype=config.dtype,
-                enforce_eager=not config.compile,
-                max_model_len=max(max_context, PROBE_TOKENS + 1),
-                max_num_seqs=config.slots,
-                max_num_batched_tokens=max(config.prefill_tokens, config.slots),
-                enable_chunked_prefill=True,
-                block_size=BLOCK_TOKENS,
-                kv_cache_memory_bytes=config.kv_cache_mb * 2**20,
-                tensor_parallel_size=config.tensor_parallel,
-                scheduling_policy="priority",
-                logprobs_mode="processed_logprobs",
-                logits_processors=[f"{WORKER}:DrawTokens"],
-                worker_extension_cls=f"{WORKER}.WorkerExtension",
-                weight_transfer_config=WeightTransferConfig(backend="rollweave"),
-                enable_log_requests=False,
-            )
+    llm = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=str(folder),
+            skip_tokenizer_init=True,
+            dtype=config.dtype,
+            enforce_eager=not config.compile,
+            max_model_len=max(max_context, PROBE_TOKENS + 1),
+            max_num_seqs=config.slots,
+            max_num_batched_tokens=max(config.prefill_tokens, config.slots),
+            enable_chunked_prefill=True,
+            block_size=BLOCK_TOKENS,
+            kv_cache_memory_bytes=config.kv_cache_mb * 2**20,
+            tensor_parallel_size=config.tensor_parallel,
+            scheduling_policy="priority",
+            logprobs_mode="processed_logprobs",
+            logits_processors=[f"{WORKER}:DrawTokens"],
+            worker_extension_cls=f"{WORKER}.WorkerExtension",
+            weight_transfer_config=WeightTransferConfig(backend="rollweave"),
+            enable_log_requests=False,
         )
-        await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={"path": str(weights)}))
-    except Exception as error:  # the boundary to vLLM, which may raise anything at all while it starts
-        raise ConfigError(
-            f"engine.type=vllm: vLLM does not start with {folder} ({type(error).__name__}: {error}){_end_of_log()}"
-        ) from error
+    )
+    await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={"path": str(weights)}))
     return llm
 
 
@@ -110,12 +135,3 @@ def _check_positions(folder: Path, max_context: int) -> None:
         raise ModelError(
             f"rollout.max_context is {max_context}, but the model knows {positions} positions: lower it to that"
         )
-
-
-def _end_of_log() -> str:
-    """What vLLM's processes said last. They write where this process writes; in a run that is the worker's log."""
-    log = Path("/proc/self/fd/2").resolve()
-    if not log.is_file():
-        return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
-    return "; the end of its log:\n" + "\n".join(f"  {line}" for line in lines)
