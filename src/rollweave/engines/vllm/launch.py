@@ -45,7 +45,8 @@ def explained(folder: Path) -> Iterator[None]:
     except Exception as error:  # the boundary to vLLM, which may raise anything at all while it starts
         raise ConfigError(
             f"engine.type=vllm: vLLM does not start with {folder} ({type(error).__name__}: {error})"
-            f"{_said(log, before)}\nif it lacks room for keys and values: raise engine.kv_cache_mb, or lower rollout.max_context"
+            f"{_said(log, before)}\n"
+            "if it lacks room for keys and values: raise engine.kv_cache_mb, or lower rollout.max_context"
         ) from error
 
 
