@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,8 @@ from tests.fleets import fleet_of
 from tests.puppets import PuppetEngine, PuppetHost, request
 
 from rollweave.clock import Clock, run_virtual
-from rollweave.engines.protocol import Completion, EngineStats, Sampling
+from rollweave.engines.loop import EngineLoop
+from rollweave.engines.protocol import Completion, EngineStats, Sampling, SteppedEngine
 from rollweave.errors import EngineGone, WorkerDied
 from rollweave.fleet.fleet import COUNTERS, GAUGES, EngineEntry, Fleet, FleetUpdate
 from rollweave.fleet.weight_sync import WeightSync
@@ -34,6 +36,7 @@ from rollweave.runtimes.resources import ClusterNode, ResourceManager
 from rollweave.tasks import Task
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.shared_memory import LOCK, PREFIX, shared_folder, sweep
+from rollweave.weights.store import WeightStore
 
 HOME = ClusterNode("home", "here", 8)
 
@@ -222,7 +225,8 @@ def test_an_engine_that_takes_too_long_to_catch_up_is_ended_and_has_a_successor(
             await clock.sleep(10.0)
             assert lives[1].dead.is_set() and crew.fleet.entries["engine/2"].state == "gone"
             assert crew.fleet.entries["engine/3"].state == "serving" and lives[2].version == 1
-            assert recorder.names().count("worker.died") == 2
+            first, second = [event.data["cause"] for event in recorder.events if event.name == "worker.died"]
+            assert "engine/2 to prepare version 1" in second and "engine/2" not in first, "the cause, not the ending"
             welcoming.cancel()
 
     on_virtual_clock(main)
@@ -504,8 +508,10 @@ def test_a_request_the_engine_cannot_take_ends_its_run(monkeypatch: pytest.Monke
     class Sketch:
         """As much of a blueprint as an engine looks at."""
 
-        def __getattr__(self, name: str) -> Any:
-            return Sketch() if name in ("job", "weights") else 1.0 if name == "bucket_mb" else BrokenCore
+        job = SimpleNamespace(weights=SimpleNamespace(bucket_mb=1.0))
+
+        async def start_engine(self, store: WeightStore, clock: Clock, **options: Any) -> EngineLoop:
+            return EngineLoop(cast(SteppedEngine, BrokenCore()), store, clock)
 
     async def main(clock: Clock) -> None:
         worker = EngineWorker(cast(Blueprint, Sketch()), tmp_path, tmp_path / "engine.log")
@@ -517,6 +523,37 @@ def test_a_request_the_engine_cannot_take_ends_its_run(monkeypatch: pytest.Monke
         assert raised.group_contains(ValueError, match="cannot add 7#0")
 
     monkeypatch.setattr(ray_workers, "_prepare_process", lambda log: None)
+    on_virtual_clock(main)
+
+
+def test_a_worker_whose_engine_dies_dies_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its keeper waits for nothing else."""
+
+    class DeadEngine:
+        async def run(self) -> None:
+            raise EngineGone("vLLM is gone: its process ended")
+
+    class Sketch:
+        job = SimpleNamespace(weights=SimpleNamespace(bucket_mb=1.0))
+
+        async def start_engine(self, store: WeightStore, clock: Clock, **options: Any) -> DeadEngine:
+            return DeadEngine()
+
+    class Exited(Exception):
+        pass
+
+    def exit(code: int) -> None:
+        raise Exited(code)
+
+    async def main(clock: Clock) -> None:
+        worker = EngineWorker(cast(Blueprint, Sketch()), tmp_path, tmp_path / "engine.log")
+        await worker.ready()
+        with pytest.raises(ExceptionGroup) as raised:
+            await worker.run()
+        assert raised.group_contains(Exited, match="1")
+
+    monkeypatch.setattr(ray_workers, "_prepare_process", lambda log: None)
+    monkeypatch.setattr(os, "_exit", exit)
     on_virtual_clock(main)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.world.trainer import SimulatedTrainer
 
 from fleets import fleet_of
 from rollweave.clock import Clock, DeadlineExceeded, run_virtual
-from rollweave.engines.protocol import Sampling
+from rollweave.engines.protocol import EngineStats, Sampling
 from rollweave.fleet.colocated import AlternatingTrainer
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.weight_sync import Transfer, WeightSync
@@ -65,6 +66,51 @@ def test_an_engine_that_echoes_other_weights_stops_the_run() -> None:
 def test_an_engine_that_holds_something_else_after_the_commit_stops_the_run() -> None:
     with pytest.raises(WeightMismatch, match=r"engine-1/1 holds version 0 .* where version 1"):
         run_virtual(lambda clock: update(Deaf, clock))
+
+
+class Scoring(SimulatedEngine):
+    """Scores the probe, more or less as the trainer does."""
+
+    gap = 0.0
+
+    async def stats(self) -> EngineStats:
+        return replace(await super().stats(), probe=(-1.0, -2.0 - self.gap))
+
+
+class Stale(Scoring):
+    gap = 2e-3
+
+
+class ProbingTrainer(SimulatedTrainer):
+    async def publish(self, version: int) -> Fingerprint:
+        return replace(await super().publish(version), probe=(-1.0, -2.0))
+
+
+@pytest.mark.parametrize("kind", [Stale, SimulatedEngine])
+def test_an_engine_that_scores_the_probe_otherwise_counts_as_dead(kind: type[SimulatedEngine]) -> None:
+    """Or one that does not score it at all; the others go on."""
+
+    async def main(clock: Clock) -> Fleet:
+        fleet = fleet_of([engine(Scoring, clock), engine(kind, clock)])
+        weights = WeightSync(ProbingTrainer(clock, constant(1.0), 0), fleet, clock, MemoryRecorder(), timeout=9.0)
+        await weights.publish(1)
+        await weights.commit(1)
+        assert (await fleet.look()).engines[0].version == 1
+        return fleet
+
+    fleet = run_virtual(main)
+    assert {id: entry.state for id, entry in fleet.entries.items()} == {"engine-0/1": "serving", "engine-1/1": "gone"}
+
+
+def test_how_far_the_probe_may_differ_is_a_setting() -> None:
+    async def main(clock: Clock) -> int:
+        trainer, fleet = ProbingTrainer(clock, constant(1.0), 0), fleet_of([engine(Stale, clock)])
+        weights = WeightSync(trainer, fleet, clock, MemoryRecorder(), timeout=9.0, probe_tolerance=3e-3)
+        await weights.publish(1)
+        await weights.commit(1)
+        return fleet.size
+
+    assert run_virtual(main) == 1
 
 
 @pytest.mark.parametrize(

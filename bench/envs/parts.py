@@ -17,7 +17,7 @@ from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineStats, Pull, Request
 from rollweave.environments.protocol import HasScriptedAction, Observation
 from rollweave.fleet.proxy import LLMProxy
-from rollweave.rollout.manager import Stage
+from rollweave.rollout.manager import Dialogue, Stage
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.tasks import Task
 from rollweave.training.checkpoint import DriverFiles
@@ -125,5 +125,5 @@ class NullBlueprint(Blueprint):
     def trainer(self) -> TorchTrainer:
         return cast("TorchTrainer", NullTrainerCore())
 
-    def stage(self, proxy: LLMProxy, clock: Clock) -> Stage:
-        return Stage(clock, proxy, self.environments, LongDialogue(), NullScorer(), self.job.rollout)
+    def stage(self, proxy: LLMProxy, clock: Clock, dialogue: Dialogue | None = None) -> Stage:
+        return Stage(clock, proxy, self.environments, dialogue or LongDialogue(), NullScorer(), self.job.rollout)

@@ -162,6 +162,9 @@ PipelineConfig = Annotated[
 ]
 
 
+PROBE_TOLERANCE = 1e-3
+
+
 class WeightsConfig(Section):
     """How new weights reach the engines."""
 
@@ -170,6 +173,10 @@ class WeightsConfig(Section):
     `blocking`: generation stands still meanwhile (baseline)."""
     bucket_mb: PositiveFloat = 64.0
     """Weights travel in buckets of this size, each with a digest."""
+    probe_tolerance: PositiveFloat = PROBE_TOLERANCE
+    """After every update engine and trainer score one fixed row of tokens, the probe. An engine whose log-probs differ
+    from the trainer's by more than this (in nats) counts as dead. Raise it for engines that do not compute in
+    float32."""
 
 
 class EvaluationConfig(Section):

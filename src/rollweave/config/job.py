@@ -22,6 +22,7 @@ from rollweave.config.control import (
     RolloutConfig,
     WeightsConfig,
 )
+from rollweave.config.engines import EngineConfig, TorchEngineConfig, VllmEngineConfig
 from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig
 from rollweave.config.training import TrainingConfig
 
@@ -115,17 +116,7 @@ ModelConfig = Annotated[
 ]
 
 
-# --------------------------------------------------------------------------------------- engine and rewards
-
-
-class EngineConfig(Section):
-    """The settings of the embedded torch engine."""
-
-    type: Literal["torch"] = "torch"
-    slots: PositiveInt = 64
-    """Number of trajectories whose KV cache is kept at once; also the largest decode batch."""
-    prefill_tokens: PositiveInt = 2048
-    """Context tokens computed per step at most, so that a long prompt does not delay running answers."""
+# -------------------------------------------------------------------------------------------------- rewards
 
 
 class RewardConfig(Section):
@@ -189,7 +180,7 @@ class Job(Section):
     environment: EnvironmentConfig
     rewards: tuple[RewardConfig, ...] = ()
     rollout: RolloutConfig = RolloutConfig()
-    engine: EngineConfig = EngineConfig()
+    engine: EngineConfig = TorchEngineConfig()
     training: TrainingConfig = TrainingConfig()
     pipeline: PipelineConfig = RollArtPipeline(type="rollart")
     weights: WeightsConfig = WeightsConfig()
@@ -224,6 +215,11 @@ class Job(Section):
     @model_validator(mode="after")
     def _check_contradictions(self) -> Job:
         self._check_layout()
+        if isinstance(self.engine, VllmEngineConfig) and self.pipeline.in_flight == "keep":
+            raise ValueError(
+                "pipeline.in_flight=keep needs engine.type=torch: vLLM shares its cache between trajectories and does "
+                "not say which version computed which part of it; set pipeline.in_flight=recompute"
+            )
         if self.pipeline.alpha > 0 and self.training.ignores_staleness:
             raise ValueError(
                 f"training.loss.denominator=proximal ignores staleness, but {self.pipeline.type} trains stale data "

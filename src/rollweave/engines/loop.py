@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rollweave.clock import Clock
-from rollweave.engines.protocol import Completion, EngineStats, KvAsk, KvRows, Request, SteppedEngine
+from rollweave.engines.protocol import Completion, EngineStats, KvAsk, KvRows, OnEnd, Request, SteppedEngine
 from rollweave.errors import EngineGone
 from rollweave.observability.memory import resident_mb
 from rollweave.weights.buckets import Fingerprint
@@ -34,10 +34,15 @@ Background = Callable[[Callable[[], Fingerprint]], Awaitable[Fingerprint]]
 """Runs the staging of new weights beside the steps. An engine with a process of its own gives `asyncio.to_thread`:
 staging is digests and copies, which leave the interpreter to others. Without it they run between two steps."""
 
-OnEnd = Callable[[Completion], None]
-
 Fetch = Callable[[Any, KvAsk], Awaitable[KvRows | None]]
 """Asks the engine at an address for a KV cache; raises `EngineGone` if it is gone."""
+
+
+async def fetch_here(engine: Any, ask: KvAsk) -> KvRows | None:
+    """From an engine in this process."""
+    rows: KvRows | None = await engine.kv_rows(ask)
+    return rows
+
 
 HANDOVER_SECONDS = 10.0
 """A KV cache that has not come by then is computed here."""
@@ -58,7 +63,7 @@ class EngineLoop:
         step_seconds: StepSeconds | None = None,
         background: Background | None = None,
         thread: Executor | None = None,
-        fetch: Fetch = lambda engine, ask: engine.kv_rows(ask),
+        fetch: Fetch = fetch_here,
     ) -> None:
         self._core = core
         self._store = store

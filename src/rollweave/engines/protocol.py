@@ -151,6 +151,8 @@ class EngineStats:
     """The policy version it generates with."""
     checksum: str = ""
     """Of the weights it generates with."""
+    probe: tuple[float, ...] = ()
+    """How it scored the probe with the version that it committed last (see `rollweave.weights.probe`)."""
     memory_mb: float = 0.0
     """Resident memory of the engine's process."""
 
@@ -193,6 +195,21 @@ class EngineControl(Protocol):
 
 class Engine(EngineClient, EngineControl, Protocol):
     """Both in one process: `EngineLoop` around the torch engine, the simulated engines."""
+
+
+OnEnd = Callable[[Completion], None]
+
+
+class HostedEngine(Engine, Protocol):
+    """An `Engine` as the process that holds it sees it."""
+
+    def add(self, request: Request, on_end: OnEnd) -> None:
+        """Queue a request; `on_end` is called the moment it ends."""
+        ...
+
+    async def run(self) -> None:
+        """Generate until cancelled. Raises EngineGone if the engine dies of itself."""
+        ...
 
 
 class SteppedEngine(Protocol):

@@ -154,7 +154,7 @@ class FleetView:
         self.held = {id: held for id, held in self.held.items() if held and id in self.engines}
 
 
-GAUGES = frozenset({"running", "waiting", "version", "checksum", "memory_mb"})
+GAUGES = frozenset({"running", "waiting", "version", "checksum", "probe", "memory_mb"})
 """What an engine says about now. Everything else it counts since its start."""
 
 COUNTERS = tuple(field.name for field in fields(EngineStats) if field.name not in GAUGES)
@@ -174,6 +174,8 @@ class EngineEntry:
     """Tasks whose trajectories prefer it; none: it takes any."""
     role: EngineRole = "rollout"
     state: EngineState = "starting"
+    cause: str = ""
+    """Why it is gone."""
     version: int = 0
     staged: int = 0
     """The newest version that it has verified."""
@@ -281,6 +283,7 @@ class Fleet:
                 self.leave(attempt)
             if id == prefill:
                 self._hold(attempt, engine, None)
+        entry.cause = cause
         self._recorder.emit("engine.gone", engine=id, cause=cause)
         self._change(entry, "gone")
 

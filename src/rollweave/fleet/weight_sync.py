@@ -6,10 +6,11 @@
 
 Every phase has a wait of its own, with a name and a deadline. Digests that do not come back as they were sent stop the
 run, and so does an engine that holds another version than it was told to commit: training on answers of unknown
-weights is worse than not training. An engine that dies meanwhile is lost to the fleet, and the update goes on with the
-others; an engine that joins catches up before it is asked. Engines may be one published version behind, not two: a
-store keeps two versions, and a newcomer asks for the one that the others have. With `blocking` transfer engines stand
-still while a version travels: the baseline that the background transfer is compared with.
+weights is worse than not training. An engine that holds the right weights and does not compute with them scores the
+probe otherwise than the trainer: it counts as dead. An engine that dies meanwhile is lost to the fleet, and the update
+goes on with the others; an engine that joins catches up before it is asked. Engines may be one published version
+behind, not two: a store keeps two versions, and a newcomer asks for the one that the others have. With `blocking`
+transfer engines stand still while a version travels: the baseline that the background transfer is compared with.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollweave.clock import Clock, DeadlineExceeded, Wait
+from rollweave.config.control import PROBE_TOLERANCE
 from rollweave.engines.protocol import EngineStats
+from rollweave.errors import EngineGone
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.observability.events import Emitter
 from rollweave.training.protocol import Trainer
 from rollweave.weights.buckets import Fingerprint, WeightMismatch
+from rollweave.weights.probe import probe_gap
 from rollweave.weights.store import WeightStoreError
 
 Transfer = Literal["background", "blocking"]
@@ -38,6 +42,8 @@ class WeightSync:
     recorder: Emitter
     timeout: float
     transfer: Transfer = "background"
+    probe_tolerance: float = PROBE_TOLERANCE
+    """How far an engine may score the probe from the trainer, in nats."""
     sync_seconds: float = 0.0
     """Spent on weights since the start: pushing, staging, committing."""
     sync_exposed_seconds: float = 0.0
@@ -190,10 +196,24 @@ class WeightSync:
             stood = self.clock.now()
             with self._wait(f"{entry.id} to commit version {pushed.version}"):
                 await control.commit(pushed.version)
-                _check(entry, pushed, await control.stats())  # at once while it stands still
+                self._check(entry, pushed, await control.stats())  # at once while it stands still
                 await control.resume()
             entry.version = pushed.version
         return self.clock.now() - stood
+
+    def _check(self, entry: EngineEntry, pushed: Fingerprint, held: EngineStats) -> None:
+        """Raises EngineGone if it does not compute with the weights that it holds, and that every other engine can."""
+        if (held.version, held.checksum) != (pushed.version, pushed.checksum):
+            raise WeightMismatch(
+                f"{entry.id} holds version {held.version} ({held.checksum}) where version {pushed.version} "
+                f"({pushed.checksum}) was committed: the run stops before it trains on answers of unknown weights"
+            )
+        if pushed.probe and (gap := probe_gap(pushed.probe, held.probe)) > self.probe_tolerance:
+            raise EngineGone(
+                f"{entry.id} scores the probe {gap:.1e} nats away from the trainer after it committed version "
+                f"{pushed.version}, and {self.probe_tolerance:.0e} is the limit (weights.probe_tolerance): it does not "
+                "compute with the weights that it was given, and is given up before it samples"
+            )
 
     async def _until(self, true: Callable[[], bool], what: str) -> None:
         """It has no deadline of its own: what it waits for, an update or a train step, has some."""
@@ -204,11 +224,3 @@ class WeightSync:
 
     def _wait(self, what: str) -> Wait:
         return self.clock.wait("weight sync", what, self.timeout)
-
-
-def _check(entry: EngineEntry, pushed: Fingerprint, held: EngineStats) -> None:
-    if (held.version, held.checksum) != (pushed.version, pushed.checksum):
-        raise WeightMismatch(
-            f"{entry.id} holds version {held.version} ({held.checksum}) where version {pushed.version} "
-            f"({pushed.checksum}) was committed: the run stops before it trains on answers of unknown weights"
-        )

@@ -87,7 +87,9 @@ def assemble(
     scheduler = RolloutScheduler(settings, bound, Cursor(source), dispatcher, scoring, clock, recorder)
     journal = Journal(clock, scheduler, fleet, recorder, on_row, on_trajectories)
     timeout = control.rollout.deadlines.weight_sync
-    weights = WeightSync(trainer, fleet, clock, recorder, timeout, control.weights.transfer)
+    weights = WeightSync(
+        trainer, fleet, clock, recorder, timeout, control.weights.transfer, control.weights.probe_tolerance
+    )
     tasks = source.held_out(control.evaluation.tasks) if control.evaluation.every else []
     evaluation = evaluator(control, tasks, stop_tokens, dispatcher, scoring, clock, recorder)
     tail = Tail(fleet, fleet.size, permits, scheduler, recorder) if permits is not None and fleet.size > 1 else None

@@ -59,6 +59,11 @@ class Measurements:
 
 def measure(job: Job, say: Say, steps: int = STEPS) -> Measurements:
     """Measure the job. This takes a minute or two; nothing else should run on the machine meanwhile."""
+    if job.engine.type != "torch":
+        raise ConfigError(
+            f"engine.type={job.engine.type}: `rollweave profile` can time the parts of the torch engine only; profile "
+            "with engine.type=torch"
+        )
     job = _quiet(job)
     with tempfile.TemporaryDirectory(prefix="rollweave-profile-") as folder:
         blueprint = _blueprint(job, Path(folder), say)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 from rollweave.clock import Clock, run_wall
 from rollweave.config.job import HUB_NAME, Job, TinyModel
 from rollweave.config.load import load_job, parse_text
+from rollweave.engines.openai import ChatClient, MessageBook, ServerEngine
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import ConfigError, first_cause
-from rollweave.fleet.fleet import Fleet
+from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.observability.events import Recorder
 from rollweave.pipelines.assemble import evaluator
 from rollweave.rollout.dispatcher import Dispatcher
@@ -28,13 +30,27 @@ from rollweave.weights.store import MemoryStore
 def evaluate(target: str, overrides: Sequence[str], tasks: int) -> dict[str, Any]:
     """The result as one flat object, for printing or for a program."""
     job, policy = _resolve(target, overrides)
+    return _evaluate(Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path())), tasks)
+
+
+def evaluate_server(url: str, model: str, overrides: Sequence[str], tasks: int) -> dict[str, Any]:
+    """The same with a model behind a server that speaks OpenAI's chat interface."""
+    if not any(override.startswith("environment.") for override in overrides):
+        raise ConfigError(f"say what to play: rollweave eval --server {url} --model {model} --env frozen_lake")
+    # A job has a model; this one is never loaded.
+    job = parse_text("model: smollm2", "the command line", Path.cwd(), Job, overrides)
+    blueprint = Blueprint(job, Path(model), EnvironmentFactory.from_config(job.environment, Path()))
+    return _evaluate(blueprint, tasks, url)
+
+
+def _evaluate(blueprint: Blueprint, tasks: int, server: str | None = None) -> dict[str, Any]:
     try:
-        evaluation = run_wall(lambda clock: _play(job, policy, tasks, clock))
+        evaluation = run_wall(lambda clock: _play(blueprint, tasks, server, clock))
     except BaseExceptionGroup as group:
         raise first_cause(group) from group
     outcomes = Counter(str(t.outcome) for t in evaluation.trajectories)
     return {
-        "policy": str(policy),
+        "policy": str(blueprint.policy),
         "tasks": len(evaluation.trajectories),
         "reward": evaluation.reward,
         "turns": evaluation.turns,
@@ -74,18 +90,17 @@ def _model(target: str) -> str | dict[str, str]:
     return target if by_name and not Path(target).exists() else {"type": "local", "path": target}
 
 
-async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
-    from rollweave.policies.chat import ChatFormat
-    from rollweave.runtimes.inline import start_engines_and_host
-
-    blueprint = Blueprint(job, policy, EnvironmentFactory.from_config(job.environment, Path()))
+async def _play(blueprint: Blueprint, tasks: int, server: str | None, clock: Clock) -> Evaluation:
+    job = blueprint.job
     held_out = source(job.environment, job.seed, Path()).held_out(tasks)
     if not held_out:
         raise ConfigError("environment: no tasks are held out; set environment.held_out above 0")
-    stop_tokens = ChatFormat.of(policy).stop_tokens
     fleet = Fleet()
     dispatcher = Dispatcher.of(job.rollout, fleet)
-    async with start_engines_and_host(blueprint, fleet, dispatcher, clock, MemoryStore()):
+    start = _start_engine(blueprint, fleet, dispatcher, clock)
+    if server is not None:
+        start = _start_server(server, blueprint, fleet, dispatcher, clock)
+    async with start as stop_tokens:
         recorder = Recorder(clock.now)
         scoring = Scoring(HostBackend(dispatcher, recorder, job.rollout.max_retries), recorder)
         playing = evaluator(job.control, held_out, stop_tokens, dispatcher, scoring, clock, recorder)
@@ -93,3 +108,29 @@ async def _play(job: Job, policy: Path, tasks: int, clock: Clock) -> Evaluation:
         evaluation = await playing.result()
     assert evaluation is not None
     return evaluation
+
+
+@asynccontextmanager
+async def _start_engine(
+    blueprint: Blueprint, fleet: Fleet, dispatcher: Dispatcher, clock: Clock
+) -> AsyncIterator[tuple[int, ...]]:
+    """An engine with the policy, and a host. Yields the tokens that end an answer."""
+    from rollweave.policies.chat import ChatFormat
+    from rollweave.runtimes.inline import start_engines_and_host
+
+    async with start_engines_and_host(blueprint, fleet, dispatcher, clock, MemoryStore()):
+        yield ChatFormat.of(blueprint.policy).stop_tokens
+
+
+@asynccontextmanager
+async def _start_server(
+    url: str, blueprint: Blueprint, fleet: Fleet, dispatcher: Dispatcher, clock: Clock
+) -> AsyncIterator[tuple[int, ...]]:
+    """A server that is there already, in the place of the engine."""
+    from rollweave.runtimes.inline import start_host
+
+    book = MessageBook()
+    async with aclosing(ChatClient(url, str(blueprint.policy))) as client:
+        fleet.join(EngineEntry("server/1", ServerEngine(client, book)))
+        async with start_host(blueprint, fleet, dispatcher, clock, book):
+            yield ()

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollweave.clock import Clock
+from rollweave.config.engines import VllmEngineConfig
 from rollweave.config.job import InlineRuntime, Job
+from rollweave.engines.loop import Background, EngineLoop, Fetch, StepSeconds, fetch_here
+from rollweave.engines.protocol import HostedEngine
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments, latencies
 from rollweave.environments.protocol import MakeEnvironment
@@ -24,8 +28,9 @@ from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
 from rollweave.rewards.scorer import NamedReward, Scorer, call_in_thread, call_on_loop
 from rollweave.rollout.dispatcher import Dispatcher
-from rollweave.rollout.manager import Stage, TurnBarrier
+from rollweave.rollout.manager import Dialogue, Stage, TurnBarrier
 from rollweave.training.protocol import Trainer
+from rollweave.weights.store import WeightStore
 
 if TYPE_CHECKING:
     from rollweave.engines.torch.engine import TorchEngine
@@ -45,6 +50,7 @@ class Blueprint:
     """Reward functions given as Python objects, beside those the job names."""
 
     def engine(self) -> TorchEngine:
+        """The embedded engine, also of a job whose engines are others."""
         from rollweave.engines.torch.engine import TorchEngine
 
         return TorchEngine.from_folder(
@@ -55,11 +61,34 @@ class Blueprint:
             in_flight=self.job.pipeline.in_flight,
         )
 
+    async def start_engine(
+        self,
+        store: WeightStore,
+        clock: Clock,
+        step_seconds: StepSeconds | None = None,
+        background: Background | None = None,
+        thread: Executor | None = None,
+        fetch: Fetch = fetch_here,
+    ) -> HostedEngine:
+        """The engine that the job asks for; all but the first two concern the embedded one."""
+        config, rollout = self.job.engine, self.job.rollout
+        if isinstance(config, VllmEngineConfig):
+            from rollweave.engines.vllm.engine import VllmEngine
+
+            return await VllmEngine.start(self.policy, config, rollout.max_context, self.job.pipeline.in_flight, store)
+        return EngineLoop(self.engine(), store, clock, step_seconds, background, thread, fetch)
+
     def warm_up_engine(self) -> None:
         """Do what takes seconds in `engine`, importing above all, at a lower priority than the processes that work."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND_OTHERS)
         from transformers import AutoTokenizer
 
+        if isinstance(self.job.engine, VllmEngineConfig):
+            import rollweave.engines.vllm.engine
+            from rollweave.engines.vllm.launch import import_vllm
+
+            import_vllm()
+            return
         import rollweave.engines.torch.engine  # noqa: F401 (importing it is the point)
         from rollweave.policies.forward import load_model
 
@@ -71,7 +100,8 @@ class Blueprint:
 
         return TorchTrainer(self.policy, self.job.training, self.job.seed)
 
-    def stage(self, proxy: LLMProxy, clock: Clock) -> Stage:
+    def stage(self, proxy: LLMProxy, clock: Clock, dialogue: Dialogue | None = None) -> Stage:
+        """All that a host needs; the dialogue is the policy's own, unless another is given."""
         from rollweave.policies.chat import ChatFormat
 
         rollout = self.job.rollout
@@ -83,7 +113,7 @@ class Blueprint:
         call_plain = call_on_loop if clock.is_virtual else call_in_thread
         scorer = Scorer(self.job.rewards, Path(), self.rewards, call_plain)
         barrier = TurnBarrier() if self.job.control.has_barrier else None
-        return Stage(clock, proxy, environments, ChatFormat.of(self.policy), scorer, rollout, barrier)
+        return Stage(clock, proxy, environments, dialogue or ChatFormat.of(self.policy), scorer, rollout, barrier)
 
 
 def start_runtime(

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 from rollweave.clock import Clock
 from rollweave.config.job import InlineRuntime, RayRuntime
-from rollweave.engines.loop import EngineLoop, StepSeconds
+from rollweave.engines.loop import StepSeconds
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
+from rollweave.rollout.manager import Dialogue
 from rollweave.runtimes.blueprint import Blueprint, cores
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
@@ -53,7 +54,7 @@ class InlineTrainer:
 
     async def publish(self, version: int) -> Fingerprint:
         with self.clock.blocked():
-            return self.store.push(version, self.core.weights())
+            return self.core.publish(version, self.store)
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
         """In a thread, so that episodes go on meanwhile. The virtual clock knows no threads: there the loop waits."""
@@ -78,25 +79,38 @@ async def start_engines_and_host(
     """Engines and an environment host in this process: all that playing needs."""
     with ExitStack() as threads:
         engines = [
-            EngineLoop(blueprint.engine(), store, clock, step_seconds, thread=thread)
+            await blueprint.start_engine(store, clock, step_seconds, thread=thread)
             for thread in _threads(blueprint.job.runtime, threads)
         ]
         for number, engine in enumerate(engines):
             fleet.join(EngineEntry(f"engine-{number}/1", engine))
-        stage = blueprint.stage(LLMProxy(clock, fleet.update()), clock)
-        host: EnvHost
-        link = dispatcher.attach(lambda packet: host.link.receive(packet), blueprint.job.rollout.slots)
-        host = EnvHost(stage, link.receive)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(engine.run(), name=f"engine {n}") for n, engine in enumerate(engines)]
-            running.append(tasks.create_task(host.run(), name="host"))
             try:
-                yield
+                async with start_host(blueprint, fleet, dispatcher, clock):
+                    yield
             finally:
                 for task in running:
                     task.cancel()
-                if isinstance(stage.environment, EnvironmentPool | LateEnvironments):
-                    await stage.environment.close()
+
+
+@asynccontextmanager
+async def start_host(
+    blueprint: Blueprint, fleet: Fleet, dispatcher: Dispatcher, clock: Clock, dialogue: Dialogue | None = None
+) -> AsyncIterator[None]:
+    """An environment host in this process, for the engines of the fleet. `dialogue`: if not the policy's own."""
+    stage = blueprint.stage(LLMProxy(clock, fleet.update()), clock, dialogue)
+    host: EnvHost
+    link = dispatcher.attach(lambda packet: host.link.receive(packet), blueprint.job.rollout.slots)
+    host = EnvHost(stage, link.receive)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(host.run(), name="host")
+        try:
+            yield
+        finally:
+            running.cancel()
+            if isinstance(stage.environment, EnvironmentPool | LateEnvironments):
+                await stage.environment.close()
 
 
 def _threads(runtime: InlineRuntime | RayRuntime, threads: ExitStack) -> list[Executor | None]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rollweave.clock import Clock, Waiting
-from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Completion, KvAsk, KvRows
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments
@@ -82,26 +81,31 @@ class EngineWorker:
     async def ready(self) -> Pid:
         """Load the weights. Not done when the actor is made: what fails there cannot be told from a crash."""
         async with self._starting:
-            core = self._blueprint.engine()
-        self._loop = EngineLoop(core, self._store, Clock(), background=asyncio.to_thread, fetch=_fetch)
+            self._engine = await self._blueprint.start_engine(
+                self._store, Clock(), background=asyncio.to_thread, fetch=_fetch
+            )
         return os.getpid()
 
     async def run(self) -> None:
         """Generate until the job ends; a failure here reaches the driver."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._mishaps.raised())
-            await self._loop.run()
+            try:
+                await self._engine.run()
+            except EngineGone as gone:  # a worker without its engine is of no use: its keeper starts another
+                logging.getLogger(__name__).error("%s", gone)
+                os._exit(1)
 
     async def serve(self, client: str, orders: Orders) -> None:
         with self._mishaps.noticed():
             for trajectory in orders.released:
                 self._latest[client].pop(trajectory, None)
-                self._loop.release(trajectory)
+                self._engine.release(trajectory)
             for request in orders.requests:
                 self._latest[client][request.trajectory] = request.id
-                self._loop.add(request, self._outboxes[client].put)
+                self._engine.add(request, self._outboxes[client].put)
             for request_id in orders.aborted:
-                self._loop.abort(request_id)
+                self._engine.abort(request_id)
 
     async def collect(self, client: str) -> list[Completion]:
         """What has been completed for a client since it last asked; waits for something."""
@@ -110,13 +114,13 @@ class EngineWorker:
     async def forget(self, client: str) -> None:
         """The client is gone: end its requests, free its caches."""
         for trajectory, request_id in self._latest.pop(client, {}).items():
-            self._loop.abort(request_id)
-            self._loop.release(trajectory)
+            self._engine.abort(request_id)
+            self._engine.release(trajectory)
         self._outboxes.pop(client, None)
 
     async def control(self, command: str, *arguments: Any) -> Any:
         """A command of `EngineControl`."""
-        return await getattr(self._loop, command)(*arguments)
+        return await getattr(self._engine, command)(*arguments)
 
 
 class TrainerWorker:
@@ -133,7 +137,7 @@ class TrainerWorker:
         return self._core.train_step(batch) | {"memory/trainer_mb": resident_mb()}
 
     def publish(self, version: int) -> Fingerprint:
-        return self._store.push(version, self._core.weights())
+        return self._core.publish(version, self._store)
 
     def save(self, folder: Path, driver: DriverFiles) -> None:
         self._core.save(folder, driver)

@@ -20,7 +20,8 @@ class Trainer(Protocol):
         ...
 
     async def publish(self, version: int) -> Fingerprint:
-        """Push the current weights to the weight store as `version`, and return their digests."""
+        """Push the current weights to the weight store as `version`; returns their digests, and how they score the
+        probe."""
         ...
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from rollweave.training.losses import TokenBatch, TokenLoss, correction, objecti
 from rollweave.training.packing import MicroBatch, PackedRow, micro_batches, rows_of
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
+from rollweave.weights.buckets import Fingerprint
+from rollweave.weights.probe import probe_tokens
+from rollweave.weights.store import WeightStore
 
 STATE = Path("state", "trainer.pt")
 log = logging.getLogger(__name__)
@@ -187,6 +191,18 @@ class TorchTrainer:
     def weights(self) -> dict[str, Tensor]:
         """The current weights by their Hugging Face names, tied ones once. The next step changes these tensors."""
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+    @torch.no_grad()
+    def probe(self) -> tuple[float, ...]:
+        """The log-probs of the probe's tokens after the first, under the current weights."""
+        tokens = torch.from_numpy(probe_tokens(self.model.config.vocab_size)).long()[None]
+        columns = torch.arange(1, tokens.shape[1])
+        scored, _ = token_logprobs(self.model, tokens, torch.zeros_like(columns), columns, torch.ones(len(columns)))
+        return tuple(scored.tolist())
+
+    def publish(self, version: int, store: WeightStore) -> Fingerprint:
+        """Push the current weights to the store, and say how they score the probe."""
+        return replace(store.push(version, self.weights()), probe=self.probe())
 
     def save(self, folder: Path, driver: checkpoint.DriverFiles = checkpoint.NO_DRIVER) -> None:
         """Write a checkpoint, completely or not at all; `driver` is the control plane's part of it."""

@@ -110,6 +110,8 @@ class Fingerprint:
     """Of names and contents, whatever the size of the buckets: the same weights have the same checksum."""
     buckets: tuple[str, ...] = ()
     """One digest per bucket, in order."""
+    probe: tuple[float, ...] = ()
+    """How the trainer scores the probe with it (see `rollweave.weights.probe`); none: it does not say."""
 
     def differs(self, other: Fingerprint) -> str:
         """Where another one differs first, in words; empty if nowhere."""

@@ -42,6 +42,7 @@ from rollweave.errors import ModelError
 from rollweave.policies.forward import load_model
 from rollweave.trajectory import Span, TokenBuffer, TokenIds, Transform, logprob_array, token_ids
 from rollweave.weights.buckets import Fingerprint, Into, RawTensor, checksum
+from rollweave.weights.probe import PROBE_TOKENS, probe_tokens
 
 
 @dataclass(slots=True)
@@ -254,7 +255,7 @@ class TorchEngine:
             self._weights.load(partial(_hand_over, tensors))
             self._spare: FusedWeights | None = None  # allocated by the first `prepare`
             self._cache = kv_cache(architecture, slots, max_context)
-            self._rope = rope_table(model.model.rotary_emb, max_context)
+            self._rope = rope_table(model.model.rotary_emb, max(max_context, PROBE_TOKENS))
         self._stats = EngineStats(checksum=checksum(tensors))
 
     @classmethod
@@ -341,12 +342,24 @@ class TorchEngine:
             raise ValueError(f"version {version} is not prepared (staged: {self._staged})")
         self._weights, self._spare = self._spare, self._weights
         self._stats.version, self._stats.checksum = version, self._staged.checksum
+        self._stats.probe = self._score_probe()
         self._staged = None
         if self.in_flight != "keep":
             self._table.invalidate()
         if self.in_flight == "restart_turn":
             answering = [sequence for sequence in self._running.values() if sequence.request.decode_on is None]
             self._stats.restarted_tokens += sum(sequence.restart() for sequence in answering)
+
+    @torch.inference_mode()
+    def _score_probe(self) -> tuple[float, ...]:
+        """In a cache of its own, which is gone afterwards."""
+        architecture = self._weights.architecture
+        tokens = probe_tokens(architecture.vocabulary)
+        length = len(tokens)
+        cache = kv_cache(architecture, 1, length)
+        logits = forward(self._weights, cache, self._rope, [Chunk(0, 0, length)], tokens, list(range(length - 1)))
+        targets = torch.from_numpy(tokens[1:]).long()[:, None]
+        return tuple(logits.log_softmax(-1).gather(1, targets)[:, 0].tolist())
 
     def stats(self) -> EngineStats:
         running = len(self._running) + len(self._expecting)

@@ -36,14 +36,14 @@ class Draws:
 def draw(logits: Tensor, samplings: Sequence[Sampling], seeds: Sequence[int], places: Sequence[int]) -> Draws:
     """Draw one token per row of `logits` [rows, vocabulary]."""
     raw = logits - logits.logsumexp(1, keepdim=True)
-    greedy = torch.tensor([s.temperature == 0.0 for s in samplings])
+    greedy = torch.tensor([s.temperature == 0.0 for s in samplings], device=logits.device)
     if bool(greedy.all()):
         tokens = raw.argmax(1, keepdim=True)
-        behaviour = torch.zeros(len(samplings), 1)
+        behaviour = torch.zeros(len(samplings), 1, device=logits.device)
     else:
         weights = _weights(raw, samplings)
         cumulative = weights.cumsum(1)
-        tokens = _invert(cumulative, uniforms(seeds, places))
+        tokens = _invert(cumulative, uniforms(seeds, places).to(logits.device))
         behaviour = (weights.gather(1, tokens) / cumulative[:, -1:]).log_()
         if bool(greedy.any()):
             tokens[greedy] = raw[greedy].argmax(1, keepdim=True)
@@ -55,7 +55,7 @@ def _weights(raw: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Unnormalised probabilities after temperature, top-k and top-p."""
     temperatures = [s.temperature or 1.0 for s in samplings]
     if any(t != 1.0 for t in temperatures):
-        scaled = raw / torch.tensor(temperatures)[:, None]
+        scaled = raw / torch.tensor(temperatures, device=raw.device)[:, None]
         weights = (scaled - scaled.amax(1, keepdim=True)).exp_()
     else:
         weights = raw.exp()
@@ -67,9 +67,9 @@ def _weights(raw: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 def _cut(weights: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Zero what top-k and then top-p leave out."""
-    vocabulary = weights.shape[1]
-    top_k = torch.tensor([min(s.top_k or vocabulary, vocabulary) for s in samplings])[:, None]
-    top_p = torch.tensor([s.top_p if s.top_p < 1.0 else float("inf") for s in samplings])[:, None]
+    vocabulary, device = weights.shape[1], weights.device
+    top_k = torch.tensor([min(s.top_k or vocabulary, vocabulary) for s in samplings], device=device)[:, None]
+    top_p = torch.tensor([s.top_p if s.top_p < 1.0 else float("inf") for s in samplings], device=device)[:, None]
     guess = min(vocabulary, max(NUCLEUS_GUESS, *(s.top_k for s in samplings), 0))
     floor = _floor(weights, top_k, top_p, guess)
     if floor is None:
@@ -84,7 +84,7 @@ def _floor(weights: Tensor, top_k: Tensor, top_p: Tensor, candidates: int) -> Te
     The nucleus is the smallest set of most likely tokens that holds at least top-p of the mass.
     """
     largest = weights.topk(candidates).values
-    largest.masked_fill_(torch.arange(candidates) >= top_k, 0.0)
+    largest.masked_fill_(torch.arange(candidates, device=weights.device) >= top_k, 0.0)
     mass = largest.sum(1, keepdim=True)
     unlimited = top_k > candidates
     wanted = top_p * torch.where(unlimited, weights.sum(1, keepdim=True), mass)
