@@ -22,7 +22,7 @@ from rollweave.config.control import (
     RolloutConfig,
     WeightsConfig,
 )
-from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig
+from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig, task_names
 from rollweave.config.training import TrainingConfig
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -136,6 +136,8 @@ class RewardConfig(Section):
     name: str = ""
     """Shown in metrics as reward/<name>; default: the function's name."""
     weight: float = 1.0
+    tasks: tuple[str, ...] = ()
+    """Names of the tasks that it scores; none: all."""
 
 
 # ----------------------------------------------------------------------------------- where it runs
@@ -224,6 +226,7 @@ class Job(Section):
     @model_validator(mode="after")
     def _check_contradictions(self) -> Job:
         self._check_layout()
+        self._check_task_names()
         if self.pipeline.alpha > 0 and self.training.ignores_staleness:
             raise ValueError(
                 f"training.loss.denominator=proximal ignores staleness, but {self.pipeline.type} trains stale data "
@@ -242,6 +245,17 @@ class Job(Section):
                 "too: set rollout.filter=none, or training.advantage.type=grpo"
             )
         return self
+
+    def _check_task_names(self) -> None:
+        """Refuse a reward for tasks that the job does not have."""
+        names = task_names(self.environment)
+        for reward in self.rewards:
+            for task in reward.tasks:
+                if task not in names:
+                    raise ValueError(
+                        f"rewards: {reward.function} is for the task {task!r}, and the job has {', '.join(names)}: name "
+                        "one of these, or give the member of environment.of that name"
+                    )
 
     def _check_layout(self) -> None:
         """Refuse a job that assigns cores both in `runtime` and in `cluster`."""

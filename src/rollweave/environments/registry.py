@@ -19,6 +19,7 @@ from rollweave.config.environments import (
     PromptsConfig,
     PythonEnvironmentConfig,
     SingleEnvironment,
+    task_names,
 )
 from rollweave.environments.adapt import adapt
 from rollweave.environments.frozen_lake import FrozenLake
@@ -74,8 +75,7 @@ def members(config: EnvironmentConfig) -> dict[str, SingleEnvironment]:
     if not isinstance(config, MixtureConfig):
         return {config.type: config}
     named: dict[str, SingleEnvironment] = {}
-    for member in config.of:
-        name = member.name or member.environment.type
+    for name, member in zip(task_names(config), config.of, strict=True):
         if name in named:
             raise ConfigError(f"environment.of: two members are called {name!r}: give each a `name` of its own")
         named[name] = member.environment

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollweave.clock import Clock
+from rollweave.config.cluster import Slowdown
+from rollweave.config.environments import turn_limits
 from rollweave.config.job import InlineRuntime, Job
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments, latencies
@@ -43,6 +45,8 @@ class Blueprint:
     environments: MakeEnvironment
     rewards: tuple[NamedReward, ...] = ()
     """Reward functions given as Python objects, beside those the job names."""
+    slowdown: Slowdown | None = None
+    """Of the pool that an engine is built for."""
 
     def engine(self) -> TorchEngine:
         from rollweave.engines.torch.engine import TorchEngine
@@ -83,7 +87,8 @@ class Blueprint:
         call_plain = call_on_loop if clock.is_virtual else call_in_thread
         scorer = Scorer(self.job.rewards, Path(), self.rewards, call_plain)
         barrier = TurnBarrier() if self.job.control.has_barrier else None
-        return Stage(clock, proxy, environments, ChatFormat.of(self.policy), scorer, rollout, barrier)
+        limits = turn_limits(self.job.environment)
+        return Stage(clock, proxy, environments, ChatFormat.of(self.policy), scorer, rollout, barrier, limits)
 
 
 def start_runtime(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from rollweave.config.cluster import GENERATES, TRAINS, ClusterConfig, Pool
+from rollweave.config.cluster import GENERATES, TRAINS, ClusterConfig, Pool, Slowdown
 from rollweave.config.job import Job, RayRuntime
 from rollweave.errors import ConfigError
 from rollweave.runtimes.blueprint import cores
@@ -24,6 +24,9 @@ class EngineSeat:
     threads: int
     tasks: tuple[str, ...] = ()
     """Tasks whose trajectories prefer this engine."""
+    pool: str = "engine"
+    device: str = ""
+    slowdown: Slowdown | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,13 @@ def _of_cluster(cluster: ClusterConfig) -> Layout:
             f"cluster: its pools want {wanted} cores and this machine has {cores()}: lower their counts, or put "
             "generation and training on one pool of role: colocated"
         )
-    seats = [[EngineSeat(_cores(cluster, pool) // pool.workers, pool.tasks)] * pool.workers for pool in generating]
+    seats = [[_seat(cluster, pool)] * pool.workers for pool in generating]
     colocated = any(pool.role == "colocated" for pool in training)
     return Layout(tuple(chain(*seats)), sum(_cores(cluster, pool) for pool in training), colocated)
+
+
+def _seat(cluster: ClusterConfig, pool: Pool) -> EngineSeat:
+    return EngineSeat(_cores(cluster, pool) // pool.workers, pool.tasks, pool.name, pool.device, pool.slowdown)
 
 
 def _can_be_filled(cluster: ClusterConfig, pool: Pool) -> None:

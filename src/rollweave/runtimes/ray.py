@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runtimes.blueprint import Blueprint
-from rollweave.runtimes.layout import layout
+from rollweave.runtimes.layout import EngineSeat, layout
 from rollweave.runtimes.ray_clients import RayTrainer, Restarts, WorkerHandle
 from rollweave.runtimes.ray_keepers import Crew, EngineKeeper, HostKeeper
 from rollweave.runtimes.ray_workers import EngineWorker, HostWorker, TrainerWorker
@@ -62,7 +63,7 @@ async def start_ray(
             ["engine"] if len(places.engines) == 1 else [f"engine-{number}" for number in range(len(places.engines))]
         )
         keepers: list[EngineKeeper | HostKeeper] = [
-            EngineKeeper(crew, partial(_worker, EngineWorker, name, logs, seat.threads, blueprint, store), seat.tasks)
+            EngineKeeper(crew, partial(_engine, name, logs, seat, blueprint, store), seat)
             for name, seat in zip(names, places.engines, strict=True)
         ]
         capacity = -(-blueprint.job.rollout.slots // runtime.hosts)
@@ -112,6 +113,10 @@ def _knock(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+
+
+def _engine(name: str, logs: Path, seat: EngineSeat, blueprint: Blueprint, store: Path) -> WorkerHandle:
+    return _worker(EngineWorker, name, logs, seat.threads, replace(blueprint, slowdown=seat.slowdown), store)
 
 
 def _worker(kind: type, name: str, logs: Path, threads: int, *arguments: Any) -> WorkerHandle:

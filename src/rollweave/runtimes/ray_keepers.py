@@ -20,6 +20,7 @@ from rollweave.fleet.fleet import EngineEntry, EngineId, Fleet, FleetUpdate
 from rollweave.observability.events import Emitter
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import HostLink
+from rollweave.runtimes.layout import EngineSeat
 from rollweave.runtimes.ray_clients import RayEngineControl, RayTransport, Restarts, WorkerHandle
 
 ANSWER_SECONDS = 1.0
@@ -68,7 +69,7 @@ class EngineKeeper:
 
     crew: Crew
     spawn: Callable[[], WorkerHandle]
-    tasks: tuple[str, ...] = ()
+    seat: EngineSeat = EngineSeat(threads=1)
     _worker: WorkerHandle = field(init=False)
     _id: EngineId = field(init=False)
     _spare: WorkerHandle | None = None
@@ -111,7 +112,8 @@ class EngineKeeper:
         self._worker = worker
         self._lives += 1
         self._id = f"{worker.name}/{self._lives}"
-        self.crew.fleet.join(EngineEntry(self._id, RayEngineControl(worker), worker, tasks=self.tasks))
+        control, seat = RayEngineControl(worker), self.seat
+        self.crew.fleet.join(EngineEntry(self._id, control, worker, seat.pool, seat.device, seat.tasks))
 
     def _end_if_lost(self, entry: EngineEntry) -> None:
         """The fleet gives up an engine that was out of reach or took too long. Its process may still run, and would

@@ -82,7 +82,8 @@ class EngineWorker:
         """Load the weights. Not done when the actor is made: what fails there cannot be told from a crash."""
         async with self._starting:
             core = self._blueprint.engine()
-        self._loop = EngineLoop(core, self._store, Clock(), background=asyncio.to_thread)
+        slowdown = self._blueprint.slowdown
+        self._loop = EngineLoop(core, self._store, Clock(), background=asyncio.to_thread, slowdown=slowdown)
         return os.getpid()
 
     async def run(self) -> None:
