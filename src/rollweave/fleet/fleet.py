@@ -416,6 +416,10 @@ class Fleet:
         """Whether an engine of this id has joined and is not gone."""
         return id in self.entries and self.entries[id].state != "gone"
 
+    def pool_of(self, id: EngineId) -> str:
+        """Also of an engine that is gone; empty if none of this id has joined."""
+        return self.entries[id].pool if id in self.entries else ""
+
     def _hold(self, attempt: str, place: _Place) -> None:
         self._places[attempt] = place
         self.view.hold(place.engine, +1, place.task)

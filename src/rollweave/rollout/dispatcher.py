@@ -211,7 +211,7 @@ class Dispatcher:
         self._fleet.place(attempt, engine, prefill, task, expected)
         if prefill is not None:
             inputs = {"prefill": prefill, **inputs}
-        pool = self._fleet.entries[engine].pool
+        pool = self._fleet.pool_of(engine)
         self._recorder.emit("route", attempt=attempt, task=task, engine=engine, pool=pool, reason=reason, **inputs)
 
     def _tell_hosts(self, changed: EngineEntry) -> None:
