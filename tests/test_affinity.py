@@ -1,7 +1,9 @@
-"""Affinity: what is learned of tasks and pools, what is decided from it, and that nothing depends on its being right."""
+"""Affinity: what is learned of tasks and pools, what is decided from it, and that nothing depends on it."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,11 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollweave.config.cluster import ClusterConfig
 from rollweave.engines.protocol import EngineStats
+from rollweave.engines.torch.step_time import StepTime
 from rollweave.fleet.affinity import UNTRIED_STEPS, Affinity, Figures, PoolSpeed, TaskProfile
 from rollweave.fleet.fleet import EngineEntry, EngineInfo, Fleet, FleetUpdate, FleetView
 from rollweave.fleet.router import Route, RouteAsk, choose
+from rollweave.observability.catalogue import check
 from rollweave.observability.events import MemoryRecorder
+from rollweave.observability.report import sections
 from rollweave.seeds import generator
 from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.simulate import scenario, simulate
@@ -352,3 +358,59 @@ def test_a_run_with_one_pool_compares_nothing() -> None:
     fleet.place("1.0.0", "a-0/1", None, "write")
     fleet.learn_from(trajectory("1.0.0", 1.0))
     assert not fleet.affinity.figures.tasks and routed(fleet.view, "write").reason == "least held"
+
+
+# ------------------------------------------------------------------------------------------ what is shown of it
+
+
+def test_a_run_with_several_tasks_has_its_metrics_by_task() -> None:
+    row = run(steps=3).rows[-1]
+    for key in ("reward/mean", "staleness/mean", "staleness/max", "episode/turns_mean", "episode/tokens_mean"):
+        assert {f"{key}/read", f"{key}/write"} <= row.keys()
+    assert row["tokens/trained/read"] + row["tokens/trained/write"] == row["tokens/trained"]  # type: ignore[operator]
+    rates = [row[f"tokens_per_second/trained{task}"] for task in ("", "/read", "/write")]
+    assert rates[0] == pytest.approx(rates[1] + rates[2])  # type: ignore[operator]
+    assert (row["episode/turns_mean/read"], row["episode/turns_mean/write"]) == (6.0, 1.0)
+    for key in row:
+        check(key)
+
+
+def test_the_report_shows_which_pool_served_what_and_why() -> None:
+    def event(name: str, **data: Any) -> dict[str, Any]:
+        return {"name": name, "data": data}
+
+    route = {"task": "read", "engine": "a-0/1", "pool": "a", "reason": "read to a: decode share 0.10"}
+    events = [
+        event("route", **{**route, "attempt": "1.0.0"}),
+        event("route", **{**route, "attempt": "1.1.0", "pool": "b", "reason": "least held"}),
+        event("route", **{**route, "attempt": "1.1.0"}),  # it moved
+        event("route", **{**route, "attempt": "2.0.0", "pool": "b", "reason": "least held"}),
+        *(event("trajectory.end", id=attempt, tokens=10) for attempt in ("1.0.0", "1.1.0", "2.0.0")),
+    ]
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", sections.pools(events))
+    assert cells == [
+        *("read", "a", "2", "67%", "20", "read to a: decode share 0.10"),
+        *("read", "b", "1", "33%", "10", "least held"),
+    ]
+    assert sections.pools(events[:1] + events[4:5]) == "", "with one pool there is nothing to tell apart"
+
+
+def test_the_torch_engine_can_tell_contexts_from_answers() -> None:
+    """Steps of 2 ms, 0.1 ms for a context token and 0.3 ms for an answer."""
+    time, draw = StepTime(), generator(1, "steps")
+    found = wanted = 0.0
+    for _ in range(300):
+        tokens, answers = draw.choice([0, 0, 30, 80, 200]), draw.randrange(1, 20)
+        seconds = 2e-3 + 1e-4 * tokens + 3e-4 * answers
+        part = time.contexts(seconds, tokens, answers)
+        assert 0.0 <= part < seconds and (part > 0) == (tokens > 0)
+        found, wanted = found + part, wanted + 1e-4 * tokens
+    assert found == pytest.approx(wanted, rel=0.1)
+    assert time.contexts(0.5, 10, 0) == 0.5, "nothing else was done"
+
+
+def test_a_slowdown_of_what_samples_nothing_is_refused() -> None:
+    data = {"name": "t", "role": "train", "device": "H800", "count": 1, "slowdown": {"prefill": 2.0}}
+    rollout = {**data, "name": "r", "role": "rollout", "slowdown": None}
+    with pytest.raises(ValueError, match="pool t: slowdown is for engines that sample answers"):
+        ClusterConfig.model_validate_json(json.dumps({"pools": [rollout, data]}))

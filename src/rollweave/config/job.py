@@ -253,8 +253,8 @@ class Job(Section):
             for task in reward.tasks:
                 if task not in names:
                     raise ValueError(
-                        f"rewards: {reward.function} is for the task {task!r}, and the job has {', '.join(names)}: name "
-                        "one of these, or give the member of environment.of that name"
+                        f"rewards: {reward.function} is for the task {task!r}, but the job has {', '.join(names)}: "
+                        "name one of these, or give the member of environment.of that name"
                     )
 
     def _check_layout(self) -> None:

@@ -69,7 +69,7 @@ class EngineKeeper:
 
     crew: Crew
     spawn: Callable[[], WorkerHandle]
-    seat: EngineSeat = EngineSeat(threads=1)
+    seat: EngineSeat = field(default_factory=lambda: EngineSeat(threads=1))
     _worker: WorkerHandle = field(init=False)
     _id: EngineId = field(init=False)
     _spare: WorkerHandle | None = None
