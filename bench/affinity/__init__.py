@@ -1,1 +1,1 @@
-"""Affinity: what does `rollout.affinity: auto` reach, against every declared mapping, single pools, and `least_held`?"""
+"""What does `rollout.affinity: auto` reach, against every declared mapping, single pools, and `least_held`?"""

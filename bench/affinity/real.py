@@ -17,8 +17,8 @@ from rollweave.config.load import load_job
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.policies.start import start_policy
 
-HERE = Path(__file__).parent
-FILE = HERE / "mix.yaml"
+HERE = Path(__file__).resolve().parents[2] / "recipes" / "rollart"
+FILE = HERE / "rollart.yaml"
 
 POLICIES: dict[str, dict[str, list[str]] | str] = {
     "auto": "auto",
@@ -105,7 +105,8 @@ def make_policy(folder: Path) -> Path:
 def job_of(name: str, exchange_at: int | None = None) -> dict[str, Any]:
     """The job file under a policy."""
     data: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    data["environment"]["of"][1]["environment"]["target"] = f"{HERE / 'sums.py'}:Sums"
+    data["environment"]["of"][1]["environment"] = f"{HERE / 'sums.py'}:Sums"
+    data["training"]["learning_rate"] = 1e-6  # the lengths of episodes stay: every policy does the same work
     how = POLICIES[name]
     for pool in data["cluster"]["pools"]:
         if isinstance(how, dict):
@@ -120,7 +121,7 @@ def job_of(name: str, exchange_at: int | None = None) -> dict[str, Any]:
 def train(name: str, policy: Path, folder: Path, steps: int, exchange_at: int | None = None) -> Rows:
     """`rollweave train` in a process of its own, without what the caller set for torch."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    file = folder.with_suffix(".yaml")
+    file = folder.with_name(f"{folder.name}.yaml")
     file.write_text(yaml.safe_dump(job_of(name, exchange_at)), encoding="utf-8")
     model = ("model.type=local", f"model.path={policy}")
     command = [sys.executable, "-m", "rollweave.cli.main", "train", str(file), *model, f"training.steps={steps}"]

@@ -80,6 +80,8 @@ class FleetView:
         self.held: dict[EngineId, int] = {}
         self._mix: dict[EngineId, Counter[str]] = {}
         """What it holds by task."""
+        self._weights: dict[str, dict[str, float]] = {}
+        """By pool and task: how much of an engine a trajectory takes."""
         self._untried: set[str] = set()
         """Pools that are to get a trajectory, whatever is expected of them."""
         self._order: dict[EngineId, int] = {}
@@ -112,7 +114,7 @@ class FleetView:
         """From now on these count. What engines hold is weighed anew."""
         self.figures = figures
         self._untried = set(figures.untried) if figures is not None else set()
-        self._lines = {}
+        self._lines, self._weights = {}, {}
 
     def note_gone(self, id: EngineId) -> None:
         """A call to it failed. Ids are never used again, so no later update makes it open."""
@@ -165,16 +167,22 @@ class FleetView:
         self._mix.setdefault(id, Counter())[task] += more
         if more > 0 and self._untried and id in self.engines:
             self._untried.discard(self.engines[id].pool)
-        for line in self._lines.values():
-            if id in line.members:
-                heapq.heappush(line.entries, (self._load(id), self._order[id], id))
+        lines = [line for line in self._lines.values() if id in line.members]
+        load = self._load(id) if lines else 0.0
+        for line in lines:
+            heapq.heappush(line.entries, (load, self._order[id], id))
 
     def _load(self, id: EngineId) -> float:
         figures = self.figures
         if figures is None or not figures.pools:
             return self.held.get(id, 0)
-        pool = self.engines[id].pool
-        return sum(count * figures.weight(task, pool) for task, count in self.mix(id).items())
+        weights = self._weights.setdefault(self.engines[id].pool, {})
+        load = 0.0
+        for task, count in self.mix(id).items():
+            if task not in weights:
+                weights[task] = figures.weight(task, self.engines[id].pool)
+            load += count * weights[task]
+        return load
 
     def _line(self, task: str, pool: str | None = None) -> _Line:
         key = (task if task in self._named else "", pool)
@@ -405,9 +413,9 @@ class Fleet:
 
     def learn_from_engines(self) -> None:
         """Once a step, after a `look`: from now on trajectories are routed by what has been learned up to here."""
-        if self.affinity is None:
-            return
         reports = {entry.id: (entry.pool, entry.seen) for entry in self.living() if entry.role != "prefill"}
+        if self.affinity is None or len({pool for pool, _ in reports.values()}) < 2:
+            return
         for wrong in self.affinity.step(reports):
             self._recorder.emit("affinity.wrong", **wrong._asdict())
         self.view.learn(self.affinity.figures)
