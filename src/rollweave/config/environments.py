@@ -107,9 +107,3 @@ def task_names(config: EnvironmentConfig) -> list[str]:
     if not isinstance(config, MixtureConfig):
         return [config.type]
     return [member.name or member.environment.type for member in config.of]
-
-
-def turn_limits(config: EnvironmentConfig) -> dict[str, int]:
-    """By task: the limit of turns, where it has one of its own."""
-    of = config.of if isinstance(config, MixtureConfig) else ()
-    return {member.name or member.environment.type: member.max_turns for member in of if member.max_turns is not None}

@@ -248,10 +248,9 @@ class Job(Section):
 
     def _check_task_names(self) -> None:
         """Refuse a reward for tasks that the job does not have."""
-        names = task_names(self.environment)
         for reward in self.rewards:
             for task in reward.tasks:
-                if task not in names:
+                if task not in (names := task_names(self.environment)):
                     raise ValueError(
                         f"rewards: {reward.function} is for the task {task!r}, but the job has {', '.join(names)}: "
                         "name one of these, or give the member of environment.of that name"

@@ -82,6 +82,14 @@ def members(config: EnvironmentConfig) -> dict[str, SingleEnvironment]:
     return named
 
 
+def turn_limits(config: EnvironmentConfig) -> dict[str, int]:
+    """By task: the limit of turns, where it has one of its own."""
+    if not isinstance(config, MixtureConfig):
+        return {}
+    limits = {name: member.max_turns for name, member in zip(task_names(config), config.of, strict=True)}
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
 def source(config: EnvironmentConfig, seed: int, base: Path) -> TaskSource:
     """Make the source of the job's tasks. The seed determines their order."""
     sources = [_single_source(name, member, seed, base) for name, member in members(config).items()]

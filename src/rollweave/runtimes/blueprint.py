@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from rollweave.clock import Clock
 from rollweave.config.cluster import Slowdown
-from rollweave.config.environments import turn_limits
 from rollweave.config.job import InlineRuntime, Job
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments, latencies
 from rollweave.environments.protocol import MakeEnvironment
+from rollweave.environments.registry import turn_limits
 from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
