@@ -262,13 +262,23 @@ def test_a_learner_that_is_wrong_is_noticed(took: float, noticed: int) -> None:
     fleet.listen(recorder)
     for pool in ("a", "b"):
         fleet.join(EngineEntry(f"{pool}-0/1", None, pool=pool))  # type: ignore[arg-type]
-    fleet.place("1.0.0", "a-0/1", None, "write", expected=1.0)
-    fleet.learn_from(trajectory("1.0.0", took))
+    for number in range(10):
+        fleet.place(f"{number}.0.0", "a-0/1", None, "write", expected=1.0)
+        fleet.learn_from(trajectory(f"{number}.0.0", took))
     fleet.learn_from_engines()
-    events = recorder.named("affinity.wrong")
-    assert [event.data for event in events] == [
-        {"task": "write", "pool": "a", "expected": 1.0, "took": took} for _ in range(noticed)
+    found = [
+        (event.data["task"], event.data["pool"], event.data["count"]) for event in recorder.named("affinity.wrong")
     ]
+    assert found == [("write", "a", 10)] * noticed
+
+
+def test_a_delay_of_all_pools_alike_is_no_mistake() -> None:
+    learner = Affinity()
+    for _ in range(10):
+        learner.ended("write", "a", WRITE, took=50.0, expected=1.0)
+        learner.ended("write", "b", WRITE, took=40.0, expected=1.0)
+        learner.ended("read", "a", READ, took=400.0, expected=1.0)
+    assert [(wrong.task, wrong.pool) for wrong in learner.step({})] == [("read", "a")]
 
 
 # ------------------------------------------------------------------------------------------- in simulated runs

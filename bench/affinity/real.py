@@ -32,6 +32,9 @@ SKIPPED_STEPS, MEASURED_STEPS = 4, 10
 EXCHANGE_AT, FOLLOWED_STEPS = 12, 20
 OF_LEAST_HELD, OF_BEST = 1.15, 0.95
 
+WINDOW = 5
+"""Steps over which shares are a mean: a step has a few groups only."""
+
 Rows = list[dict[str, Any]]
 
 
@@ -84,10 +87,12 @@ def share(row: Mapping[str, Any], task: str, pool: str) -> float | None:
 
 
 def followed(shares: list[float | None], exchanged_at: int) -> int | None:
-    """Steps after the exchange from which on the pool serves less than half of the task; None: never."""
-    late = [step for step, one in enumerate(shares) if step >= exchanged_at and one is not None and one >= 0.5]
-    last = max(late, default=exchanged_at - 1)
-    return last + 1 - exchanged_at if last + 1 < len(shares) else None
+    """Steps after the exchange until the pool serves less than half of the task, over five steps; None: never."""
+    for step in range(exchanged_at, len(shares) - WINDOW + 1):
+        known = [one for one in shares[step : step + WINDOW] if one is not None]
+        if known and fmean(known) < 0.5:
+            return step - exchanged_at
+    return None
 
 
 def steps_per_hour(rows: Rows) -> float:

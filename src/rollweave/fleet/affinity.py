@@ -24,8 +24,9 @@ correctness: a run that is resumed begins to learn anew.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import NamedTuple
 
 from rollweave.engines.protocol import EngineStats
@@ -49,8 +50,10 @@ ROUNDS = 4
 UNTRIED_STEPS = 8
 """A pool that has done nothing for so many steps gets one trajectory: it may have become faster."""
 
-WRONG_FACTOR = 3.0
-"""Answers that took so many times as long as expected, or so many times less, over the last step: see `surprise`."""
+WRONG_FACTOR, WRONG_COUNT = 3.0, 8
+"""So many trajectories of a task on a pool that took so many times as long as expected, or so many times less, compared
+with those of other tasks and pools, are a `Surprise`. Time in
+which all engines stand still lengthens all of them alike."""
 
 
 NOTHING = EngineStats()
@@ -206,12 +209,18 @@ class _Evidence:
 
 
 class Surprise(NamedTuple):
-    """What was expected of the trajectories of a task on a pool, and what happened."""
+    """What was expected of the trajectories of a task on a pool, and what happened: sums of seconds."""
 
     task: str
     pool: str
-    expected: float
-    took: float
+    trajectories: int = 0
+    expected: float = 0.0
+    took: float = 0.0
+
+    def with_one(self, expected: float, took: float) -> Surprise:
+        return self._replace(
+            trajectories=self.trajectories + 1, expected=self.expected + expected, took=self.took + took
+        )
 
 
 class Affinity:
@@ -224,8 +233,8 @@ class Affinity:
         self._pools: dict[str, _Evidence] = {}
         self._seen: dict[str, EngineStats] = {}
         """By engine: its counters when they were last added."""
-        self._outcomes: dict[tuple[str, str], list[float]] = {}
-        """By task and pool: sums of expected and of real seconds, since the last step."""
+        self._outcomes: dict[tuple[str, str], Surprise] = {}
+        """By task and pool, since the last step."""
 
     def ended(self, task: str, pool: str, needed: TaskProfile, took: float, expected: float | None) -> None:
         """A trajectory has ended by itself. `took`: its seconds on the engine; `expected`: when it was routed."""
@@ -234,9 +243,8 @@ class Affinity:
         moved = TaskProfile(*(old + (new - old) / count for old, new in zip(mean, needed, strict=True)))
         self._profiles[task] = moved, count
         if expected is not None:
-            sums = self._outcomes.setdefault((task, pool), [0.0, 0.0])
-            sums[0] += expected
-            sums[1] += took
+            before = self._outcomes.get((task, pool), Surprise(task, pool))
+            self._outcomes[task, pool] = before.with_one(expected, took)
 
     def step(self, engines: Mapping[str, tuple[str, EngineStats]]) -> list[Surprise]:
         """Once a step: each engine that lives, with its pool and its counters. Makes the figures anew, and returns what
@@ -251,9 +259,9 @@ class Affinity:
             self._pools[pool].add(now, self._seen.get(id, NOTHING))
         self._seen = {id: now for id, (_, now) in engines.items()}
         self.figures = self._figures()
-        surprises = [Surprise(*where, *sums) for where, sums in self._outcomes.items() if _is_wrong(*sums)]
+        outcomes = [one for one in self._outcomes.values() if one.trajectories >= WRONG_COUNT]
         self._outcomes = {}
-        return surprises
+        return _wrong(outcomes)
 
     def _figures(self) -> Figures:
         known = {pool: speed for pool, evidence in self._pools.items() if (speed := evidence.speed()) is not None}
@@ -262,5 +270,12 @@ class Affinity:
         return Figures({task: profile for task, (profile, _) in self._profiles.items()}, known, frozenset(untried))
 
 
-def _is_wrong(expected: float, took: float) -> bool:
-    return took > WRONG_FACTOR * expected or expected > WRONG_FACTOR * took
+def _wrong(outcomes: Sequence[Surprise]) -> list[Surprise]:
+    """Those that are off by more than is usual; one alone, by more than nothing."""
+    off = [one.took / max(1e-9, one.expected) for one in outcomes]
+    usual = median_low(off) if len(off) > 1 else 1.0
+    return [
+        one
+        for one, factor in zip(outcomes, off, strict=True)
+        if not usual / WRONG_FACTOR <= factor <= usual * WRONG_FACTOR
+    ]
