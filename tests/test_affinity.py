@@ -128,6 +128,7 @@ holds = st.lists(st.tuples(st.sampled_from(["a-0/1", "b-0/1", "b-1/1", "c-0/1"])
 
 
 @given(some_figures, holds, st.sampled_from("xy"))
+@settings(deadline=None)
 def test_no_pool_would_have_been_better(figures: Figures, held: list[tuple[str, str]], task: str) -> None:
     view = view_of({"a": 1, "b": 2, "c": 1}, figures)
     for engine, other in held:
@@ -141,7 +142,7 @@ def test_no_pool_would_have_been_better(figures: Figures, held: list[tuple[str, 
 
 
 @given(some_figures, st.sampled_from("xy"))
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 def test_no_pool_starves(figures: Figures, task: str) -> None:
     """However slow a pool is, the others are slower once they hold enough."""
     pools = {name: speed._replace(request=max(speed.request, 1e-3)) for name, speed in figures.pools.items()}
@@ -266,10 +267,8 @@ def test_a_learner_that_is_wrong_is_noticed(took: float, noticed: int) -> None:
         fleet.place(f"{number}.0.0", "a-0/1", None, "write", expected=1.0)
         fleet.learn_from(trajectory(f"{number}.0.0", took))
     fleet.learn_from_engines()
-    found = [
-        (event.data["task"], event.data["pool"], event.data["count"]) for event in recorder.named("affinity.wrong")
-    ]
-    assert found == [("write", "a", 10)] * noticed
+    events = [event.data for event in recorder.named("affinity.wrong")]
+    assert [(data["task"], data["pool"], data["trajectories"]) for data in events] == [("write", "a", 10)] * noticed
 
 
 def test_a_delay_of_all_pools_alike_is_no_mistake() -> None:

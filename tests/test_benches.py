@@ -168,7 +168,7 @@ def test_the_policies_of_the_affinity_bench_differ_in_routing_only(tmp_path: Pat
 def test_the_affinity_bench_says_when_a_run_has_followed() -> None:
     row = {"served/trajectories/lake/contexts": 3, "served/trajectories/lake/answers": 1}
     assert AFFINITY.share(row, "lake", "contexts") == 0.75 and AFFINITY.share({}, "lake", "contexts") is None
-    assert AFFINITY.followed([0.9, 0.9, 0.9, None, 0.6, 0.2, 0.1, 0.2, 0.1], exchanged_at=2) == 1
+    assert AFFINITY.followed([0.1, 0.1, 0.9, None, 0.9, 0.9, 0.1, 0.1, 0.1], exchanged_at=2) == 7
     assert AFFINITY.followed([0.9, 0.1, 0.9, 0.9, 0.9, 0.9], exchanged_at=1) is None
     speeds = {name: [100.0, 200.0] for name in AFFINITY.POLICIES} | {"auto": [120.0, 240.0]}
     assert AFFINITY.judge(speeds)["to_least_held"] == pytest.approx(1.2) and AFFINITY.judge(speeds)["met"]

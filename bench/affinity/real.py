@@ -87,11 +87,12 @@ def share(row: Mapping[str, Any], task: str, pool: str) -> float | None:
 
 
 def followed(shares: list[float | None], exchanged_at: int) -> int | None:
-    """Steps after the exchange until the pool serves less than half of the task, over five steps; None: never."""
-    for step in range(exchanged_at, len(shares) - WINDOW + 1):
-        known = [one for one in shares[step : step + WINDOW] if one is not None]
+    """Steps after the exchange until the pool has served less than half of the task, over the last five of them; None:
+    never."""
+    for end in range(exchanged_at + WINDOW, len(shares) + 1):
+        known = [one for one in shares[end - WINDOW : end] if one is not None]
         if known and fmean(known) < 0.5:
-            return step - exchanged_at
+            return end - exchanged_at
     return None
 
 
