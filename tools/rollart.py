@@ -1,7 +1,7 @@
 """`python -m tools.rollart [--steps N] [--out DIR]`: the flagship recipe, and what it is worth (`make rollart`).
 
 It trains `recipes/rollart/rollart.yaml`, then measures the same job on single pools of equal cost (two engines of one
-kind), and simulates all three with the trajectories of the first run. The last lines are the summary.
+kind). Then it profiles this machine, and simulates all three on it. The last lines are the summary.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ RECIPE = ROOT / "recipes" / "rollart" / "rollart.yaml"
 SKIPPED_STEPS = 4
 """The first steps fill the pipeline, and learn."""
 
-SIMULATED_STEPS = 16
-
 Data = dict[str, Any]
 
 
@@ -44,8 +42,8 @@ def main() -> None:
     rows = {}
     for name, some in variants.items():
         steps = arguments.steps if name == "mix" else arguments.single_steps
-        rows[name] = train(job, some, folder / name, steps, policy=None if name == "mix" else folder / "mix" / "policy")
-    print(summary(folder, rows, predict(job, variants, folder / "mix")))
+        rows[name] = train({**job, "cluster": {"pools": some}}, folder / name, steps, folder / "mix" / "policy")
+    print(summary(folder, rows, predict(profile(job, folder), variants)))
 
 
 def single(pool: Data, pools: list[Data]) -> list[Data]:
@@ -53,45 +51,59 @@ def single(pool: Data, pools: list[Data]) -> list[Data]:
     return [{**pool, "count": sum(other["count"] for other in pools)}]
 
 
-def train(job: Data, pools: list[Data], folder: Path, steps: int, policy: Path | None) -> list[Data]:
-    """`rollweave train` on these pools; all start from the policy of the first run."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    file = folder.with_name(f"{folder.name}.yaml")
-    data = {**job, "cluster": {"pools": pools}}
-    target = f"{RECIPE.parent / 'sums.py'}:Sums"
-    data["environment"] = {
-        **job["environment"],
-        "of": [
-            {**one, "environment": target} if isinstance(one["environment"], str) else one
-            for one in job["environment"]["of"]
-        ],
-    }
-    file.write_text(yaml.safe_dump(data), encoding="utf-8")
-    model = [] if policy is None or not policy.is_dir() else ["model.type=local", f"model.path={policy}"]
-    command = [sys.executable, "-m", "rollweave.cli.main", "train", str(file), f"training.steps={steps}", *model]
-    subprocess.run([*command, "--out", str(folder)], check=True)
+def train(job: Data, folder: Path, steps: int, policy: Path) -> list[Data]:
+    """`rollweave train`; all start from the policy of the first run."""
+    file = write(job, folder.with_name(f"{folder.name}.yaml"))
+    model = ["model.type=local", f"model.path={policy}"] if policy.is_dir() else []
+    rollweave("train", str(file), f"training.steps={steps}", *model, "--out", str(folder))
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def predict(job: Data, variants: dict[str, list[Data]], trace: Path) -> dict[str, SimulationResult]:
-    """The same job on modelled engines, with the trajectories of the run."""
+def profile(job: Data, folder: Path) -> Data:
+    """`rollweave profile` of one engine of one thread: what the pools' engines are when they are not slowed down."""
+    runtime = {"type": "ray", "placement": "colocated", "engine_threads": 1, "trainer_threads": 1}
+    alone = {key: value for key, value in job.items() if key != "cluster"} | {"runtime": runtime}
+    file, found = write(alone, folder / "profiled.yaml"), folder / "rollart.profile.yaml"
+    model = ("model.type=local", f"model.path={folder / 'mix' / 'policy'}")
+    rollweave("profile", str(file), *model, "-o", str(found))
+    profiled: Data = yaml.safe_load(found.read_text(encoding="utf-8"))
+    return profiled
+
+
+def predict(profiled: Data, variants: dict[str, list[Data]]) -> dict[str, SimulationResult]:
+    """The profiled job on the pools of each variant."""
+    (measured,), (device,) = profiled["cluster"]["pools"], profiled["cluster"]["devices"]
+    room = {key: measured[key] for key in ("slots", "kv_tokens")}
     return {
         name: simulate(
             scenario(
                 {
-                    "name": name,
-                    "model": "tiny",
-                    "warmup": SKIPPED_STEPS,
-                    "cluster": {"pools": pools},
-                    "workload": {"trace": str(trace)},
-                    "rollout": job["rollout"],
-                    "pipeline": job["pipeline"],
-                    "training": {"steps": SIMULATED_STEPS},
+                    **profiled,
+                    "cluster": {
+                        "devices": [device],
+                        "pools": [{**pool, **room, "device": device["name"]} for pool in pools],
+                    },
                 }
             )
         )
         for name, pools in variants.items()
     }
+
+
+def write(job: Data, file: Path) -> Path:
+    """The job file. The environment of the recipe lies beside the recipe."""
+    target = f"{RECIPE.parent / 'sums.py'}:Sums"
+    members = [
+        {**one, "environment": target} if isinstance(one["environment"], str) else one
+        for one in job["environment"]["of"]
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump({**job, "environment": {**job["environment"], "of": members}}), encoding="utf-8")
+    return file
+
+
+def rollweave(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "rollweave.cli.main", *words], check=True)
 
 
 def summary(folder: Path, rows: dict[str, list[Data]], predicted: dict[str, SimulationResult]) -> str:
