@@ -1,12 +1,14 @@
 """`python -m bench.affinity [--models 8B 14B 32B] [--seeds 3] [--short] [--real] [--repeats 5] [--out DIR] [--json]`
 
-Without `--real` everything is simulated. `--real` runs on Ray on this machine, and needs two cores to itself.
+Without `--real` everything is simulated. `--real` runs on Ray on this machine, and needs two cores to itself. The exit
+code says whether all bars are met.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="bench-affinity-") as temporary:
             found = real.compare(arguments.repeats, arguments.out or Path(temporary))
         print(json.dumps(found, indent=1) if arguments.json else _real_table(found))
-        return
+        sys.exit(not (found["met"] and found["exchange"]["met"]))
     seeds = range(1 if arguments.short else arguments.seeds)
     names = arguments.models[:1] if arguments.short else arguments.models
     results = [measure(case, seeds) for case in CASES if case.model in names]
     own = two_devices(seeds)
     print(json.dumps({"papers_pools": results, "two_devices": own}) if arguments.json else _table(results, own))
+    sys.exit(not all(found["met"] for found in (*results, own)))
 
 
 def _table(results: list[dict[str, Any]], own: dict[str, Any]) -> str:
