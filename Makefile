@@ -12,7 +12,7 @@ CORE := .venv/.core-installed
 DEV := .venv/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lint bench recipes docs clean
+.PHONY: help setup quickstart rollart test lint bench recipes docs clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 14
@@ -42,6 +42,9 @@ quickstart: $(CORE) ## train a small agent to play FrozenLake, in a few minutes
 	  "again:  $(BIN)/rollweave eval $$run" \
 	  "next:   $(BIN)/rollweave train recipes/quickstart.yaml pipeline.type=sync    (what does the overlap gain?)" \
 	  "        ls recipes    (others to try)        docs/configuration.md    (every key)"
+
+rollart: $(CORE) ## train two tasks on two kinds of devices, and compare with single pools of equal cost
+	@$(BIN)/python -m tools.rollart
 
 test: $(DEV) ## the fast tests
 	@$(BIN)/pytest -n auto --dist worksteal -m "not slow and not llm"

@@ -115,7 +115,8 @@ def test_deaths_and_restarts_are_events() -> None:
 def test_every_statistic_is_known_as_counter_or_gauge() -> None:
     """A new field is sorted here: what only ever grows is summed over an engine's lives, the rest is not."""
     counted = "steps sampled_tokens prefilled_tokens recomputed_tokens restarted_tokens evictions busy_seconds"
-    assert set(COUNTERS) == {*counted.split(), "recompute_seconds", "handed_tokens", "handed_bytes", "handover_seconds"}
+    handed = {"handed_tokens", "handed_bytes", "handover_seconds"}
+    assert set(COUNTERS) == {*counted.split(), "prefill_seconds", "recompute_seconds", *handed}
     assert {field.name for field in fields(EngineStats)} == {*COUNTERS, *GAUGES}
 
 

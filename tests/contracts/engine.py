@@ -263,6 +263,14 @@ async def gauges_say_what_is_open(use: EngineInUse) -> None:
 # -------------------------------------------------------------------------------------------------- new weights
 
 
+async def the_time_of_contexts_is_part_of_the_busy_time(use: EngineInUse) -> None:
+    await asyncio.gather(*(use.engine.generate(request(seed, PROMPT * 4, max_tokens=9)) for seed in range(3)))
+    stats, began = await use.engine.stats(), use.began
+    contexts = stats.prefill_seconds - began.prefill_seconds
+    assert 0.0 <= contexts < stats.busy_seconds - began.busy_seconds
+    assert (contexts > 0.0) == (stats.computed_tokens > began.computed_tokens)
+
+
 async def only_a_prepared_version_can_be_committed(use: EngineInUse) -> None:
     version = use.began.version
     with pytest.raises(ValueError, match=f"version {version + 3} is not prepared"):
@@ -343,6 +351,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     a_moved_request_goes_on_where_it_was,
     a_suspended_engine_draws_nothing_until_all_have_resumed_it,
     gauges_say_what_is_open,
+    the_time_of_contexts_is_part_of_the_busy_time,
     only_a_prepared_version_can_be_committed,
     a_committed_version_is_the_one_that_was_prepared,
     preparing_does_not_disturb_an_answer,

@@ -8,6 +8,8 @@ process step in a `thread` each; what they are told during a step waits for its 
 
 A request with `kv_from` is added at once, but runs only when the KV cache of its context has come from the prefill
 engine (or cannot come). Meanwhile the others go on.
+
+With a `slowdown` it stands for a slower device: after each step it waits as long as that device would have taken more.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rollweave.clock import Clock
+from rollweave.config.cluster import Slowdown
 from rollweave.engines.protocol import Completion, EngineStats, KvAsk, KvRows, OnEnd, Request, SteppedEngine
 from rollweave.errors import EngineGone
 from rollweave.observability.memory import resident_mb
@@ -64,6 +67,7 @@ class EngineLoop:
         background: Background | None = None,
         thread: Executor | None = None,
         fetch: Fetch = fetch_here,
+        slowdown: Slowdown | None = None,
     ) -> None:
         self._core = core
         self._store = store
@@ -74,6 +78,11 @@ class EngineLoop:
         self._fetch = fetch
         self._to_fetch: asyncio.Queue[Request] = asyncio.Queue()
         self._handover_seconds = 0.0
+        self._slowdown = slowdown
+        self._waited = EngineStats()
+        """What waiting adds to the engine's own seconds."""
+        self._debt = 0.0
+        """Seconds still to be waited; negative after a wait that took too long."""
         self._callbacks: dict[str, OnEnd] = {}
         self._suspensions = 0
         self._stepping = False  # whether the thread computes a step
@@ -100,8 +109,11 @@ class EngineLoop:
     async def _step(self) -> None:
         self._between_steps.clear()
         seconds = self._step_seconds(self._core.stats()) if self._step_seconds else 0.0
+        before = self._core.stats() if self._slowdown else None
         ended = self._core.step() if self._thread is None else await self._step_in(self._thread)
         await self._clock.sleep(seconds)
+        if self._slowdown and before:
+            await self._be_slow(self._slowdown, before)
         for _ in range(ROUNDS_BETWEEN_STEPS):
             await self._clock.sleep(0)
         for completion in ended:
@@ -116,6 +128,20 @@ class EngineLoop:
             commands, self._commands = self._commands, []
             for command in commands:
                 command()
+
+    async def _be_slow(self, slowdown: Slowdown, before: EngineStats) -> None:
+        """Wait for what the step would have taken more; a wait that is too long makes the next one shorter."""
+        now = self._core.stats()
+        prefill, decode = slowdown.at(now.version)
+        contexts = now.prefill_seconds - before.prefill_seconds
+        answers = now.busy_seconds - before.busy_seconds - contexts
+        self._waited.prefill_seconds += (prefill - 1) * contexts
+        self._waited.busy_seconds += (prefill - 1) * contexts + (decode - 1) * answers
+        self._debt += (prefill - 1) * contexts + (decode - 1) * answers
+        if self._debt > 0:
+            began = self._clock.now()
+            await self._clock.sleep(self._debt)
+            self._debt -= self._clock.now() - began
 
     def _between(self, command: Callable[[], None]) -> None:
         """Run the command at once, or after the step that is being computed."""
@@ -195,7 +221,14 @@ class EngineLoop:
         self._core.commit(version)
 
     async def stats(self) -> EngineStats:
-        return replace(self._core.stats(), memory_mb=resident_mb(), handover_seconds=self._handover_seconds)
+        stats, waited = self._core.stats(), self._waited
+        return replace(
+            stats,
+            busy_seconds=stats.busy_seconds + waited.busy_seconds,
+            prefill_seconds=stats.prefill_seconds + waited.prefill_seconds,
+            memory_mb=resident_mb(),
+            handover_seconds=self._handover_seconds,
+        )
 
     async def _at_once(self, work: Callable[[], Fingerprint]) -> Fingerprint:
         with self._clock.blocked():

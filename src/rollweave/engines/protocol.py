@@ -54,8 +54,8 @@ class Request:
     seed: int
     """Fixes what is sampled for this turn, whatever else is in the batch."""
     sampling: Sampling
-    tag: str = "default"
-    """The task's domain; routing looks at it."""
+    task: str = "default"
+    """The name of its task; routing looks at it."""
     begun: tuple[Span, ...] = ()
     """What another engine has sampled of the answer already: the request was moved, and goes on from there."""
     decode_on: str | None = None
@@ -136,6 +136,9 @@ class EngineStats:
     """Sampled tokens thrown away because an update began their turn again; they belong to no trajectory."""
     evictions: int = 0
     busy_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    """The part of `busy_seconds` in which contexts were computed, for the first time or again; in the rest answers were
+    sampled. Where a step does both, the engine estimates how it is divided."""
     recompute_seconds: float = 0.0
     handed_tokens: int = 0
     """Context tokens whose keys and values came from a prefill engine."""
@@ -155,6 +158,11 @@ class EngineStats:
     """How it scored the probe with the version that it committed last (see `rollweave.weights.probe`)."""
     memory_mb: float = 0.0
     """Resident memory of the engine's process."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Context tokens, the first time or again."""
+        return self.prefilled_tokens + self.recomputed_tokens
 
 
 class EngineClient(Protocol):

@@ -73,7 +73,7 @@ class LLMProxy:
         """Sample a turn."""
         guest = self._guests.get(request.trajectory)
         if guest is None:
-            guest = self._guests[request.trajectory] = _Guest(RouteAsk(request.trajectory, request.tag))
+            guest = self._guests[request.trajectory] = _Guest(RouteAsk(request.trajectory, request.task))
         while True:
             client = guest.client
             if client is None:
@@ -81,6 +81,7 @@ class LLMProxy:
                 if client is None:
                     return Completion(request.id, list(request.begun), "aborted")
             guest.request = request.id
+            guest.ask = guest.ask._replace(context=len(request.tokens))
             try:
                 completion = await self._generate(guest, client, request)
             except EngineGone:
@@ -189,13 +190,13 @@ class LLMProxy:
 
     def _settle(self, guest: _Guest, engine: EngineId, prefill: EngineId | None) -> None:
         guest.engine, guest.client = engine, self._clients[engine]
-        self._view.hold(engine, +1)
+        self._view.hold(engine, +1, guest.ask.task)
         self._set_prefill(guest, prefill)
 
     def _leave(self, guest: _Guest) -> None:
         assert guest.engine is not None and guest.client is not None
         if guest.engine in self._view.engines:
-            self._view.hold(guest.engine, -1)
+            self._view.hold(guest.engine, -1, guest.ask.task)
         guest.client.release(guest.ask.attempt)
         guest.engine = guest.client = None
 

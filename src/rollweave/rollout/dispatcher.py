@@ -16,6 +16,7 @@ from typing import Literal
 
 from rollweave.clock import Waiting
 from rollweave.config.control import RolloutConfig
+from rollweave.fleet.affinity import Affinity
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.router import Route, RouteAsk, choose
 from rollweave.observability.events import Emitter, Recorder
@@ -105,6 +106,7 @@ class Dispatcher:
 
     @classmethod
     def of(cls, rollout: RolloutConfig, fleet: Fleet) -> Dispatcher:
+        fleet.affinity = Affinity() if rollout.affinity == "auto" else None
         return cls(fleet, rollout.scheduling, together=not rollout.prompt_replication)
 
     def attach(self, transport: Transport, capacity: int, revision: int | None = None) -> HostLink:
@@ -211,15 +213,17 @@ class Dispatcher:
             route = choose(ask, self._fleet.view)
             if route is not None:
                 lease.engine, lease.prefill = route.engine, route.prefill
-                self._place(lease.id, route)
+                self._place(lease, route)
             seat.link.say(lease.id, lease)
 
-    def _place(self, attempt: str, route: Route) -> None:
-        engine, reason, inputs, prefill = route
-        self._fleet.place(attempt, engine, prefill)
+    def _place(self, lease: Lease, route: Route) -> None:
+        engine, reason, inputs, prefill, expected = route
+        attempt, task = lease.id, lease.task.environment
+        self._fleet.place(attempt, engine, prefill, task, expected)
         if prefill is not None:
             inputs = {"prefill": prefill, **inputs}
-        self._recorder.emit("route", attempt=attempt, engine=engine, reason=reason, **inputs)
+        pool = self._fleet.pool_of(engine)
+        self._recorder.emit("route", attempt=attempt, task=task, engine=engine, pool=pool, reason=reason, **inputs)
 
     def _tell_hosts(self, changed: EngineEntry) -> None:
         for seat in self._seats.values():
@@ -243,7 +247,7 @@ class Dispatcher:
             lease = seat.playing[message.attempt]
             if message.number > lease.moved:
                 lease.moved = message.number
-                self._place(lease.id, message.route)
+                self._place(lease, message.route)
         else:
             message.host = seat.number
             if message.moved is not None:
@@ -258,6 +262,11 @@ class Dispatcher:
             del party.seat.playing[report.attempt]
             if not party.leases:
                 party.seat.used -= party.size
+            outcome = report.trajectory.outcome
+            if (
+                lease.group >= 0 and outcome is not None and outcome.trainable
+            ):  # evaluations are greedy, others cut short
+                self._fleet.learn_from(report.trajectory)
             self._fleet.leave(lease.id)
             self._tell("episode.end", lease)
         party.on_report(lease, report)

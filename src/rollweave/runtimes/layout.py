@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from rollweave.config.cluster import GENERATES, TRAINS, ClusterConfig, Pool
+from rollweave.config.cluster import GENERATES, TRAINS, ClusterConfig, Pool, Slowdown
 from rollweave.config.job import Job, RayRuntime
 from rollweave.errors import ConfigError
 from rollweave.fleet.fleet import EngineRole
@@ -29,6 +29,7 @@ class EngineSeat:
     """Empty: there is no cluster file."""
     device: str = ""
     role: EngineRole = "rollout"
+    slowdown: Slowdown | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime) -> Layout:
 def engine_seat(cluster: ClusterConfig, pool: Pool) -> EngineSeat:
     """What each engine of a pool gets."""
     role: EngineRole = pool.role if pool.role == "prefill" or pool.role == "decode" else "rollout"
-    return EngineSeat(_cores(cluster, pool) // pool.workers, pool.tasks, pool.name, pool.device, role)
+    threads = _cores(cluster, pool) // pool.workers
+    return EngineSeat(threads, pool.tasks, pool.name, pool.device, role, pool.slowdown)
 
 
 def _can_be_filled(cluster: ClusterConfig, pool: Pool) -> None:

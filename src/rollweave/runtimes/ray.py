@@ -174,10 +174,11 @@ class Starter:
 
     async def engine(self, name: str, seat: EngineSeat, spare_for: ClusterNode | None = None) -> WorkerHandle:
         """`spare_for`: on this node, where its predecessor still works, and holds the cores."""
+        slow = replace(self, blueprint=replace(self.blueprint, slowdown=seat.slowdown))
         if spare_for is not None:
-            return self._start(EngineWorker, name, spare_for, seat.threads, self.stores[0], reserved=0)
+            return slow._start(EngineWorker, name, spare_for, seat.threads, self.stores[0], reserved=0)
         node = await self._bound(Need(name, seat.pool, seat.threads if seat.pool else 0))
-        return self._start(EngineWorker, name, node, seat.threads, self.stores[0], reserved=seat.threads)
+        return slow._start(EngineWorker, name, node, seat.threads, self.stores[0], reserved=seat.threads)
 
     async def host(self, places: Layout, name: str, *arguments: Any) -> WorkerHandle:
         node = await self._bound(Need(name, places.host_pool))

@@ -37,6 +37,7 @@ from rollweave.config.control import InFlight
 from rollweave.engines.protocol import Completion, EngineStats, Finish, KvAsk, KvRows, Pull, Request
 from rollweave.engines.torch.model import Chunk, forward, kv_cache
 from rollweave.engines.torch.sampling import Decoder, draw, finish_of, text_of
+from rollweave.engines.torch.step_time import StepTime
 from rollweave.engines.torch.weights import Architecture, FusedWeights, rope_table
 from rollweave.errors import ModelError
 from rollweave.policies.forward import load_model
@@ -257,6 +258,7 @@ class TorchEngine:
             self._cache = kv_cache(architecture, slots, max_context)
             self._rope = rope_table(model.model.rotary_emb, max(max_context, PROBE_TOKENS))
         self._stats = EngineStats(checksum=checksum(tensors))
+        self._step_time = StepTime()
 
     @classmethod
     def from_folder(cls, folder: Path | str, **options: Any) -> TorchEngine:
@@ -374,7 +376,11 @@ class TorchEngine:
         work = self._schedule()
         if work:
             completions += self._advance(work, started)
-        self._stats.busy_seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self._stats.busy_seconds += seconds
+        if work:
+            pieces = [chunk.count for _, chunk in work if chunk.count > 1]
+            self._stats.prefill_seconds += self._step_time.contexts(seconds, sum(pieces), len(work) - len(pieces))
         return completions
 
     def _admit(self) -> list[Completion]:

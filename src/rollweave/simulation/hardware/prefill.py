@@ -88,6 +88,7 @@ class PrefillEngine(ModelledEngine):
         return replace(
             self.counters,
             busy_seconds=self.busy_seconds(),
+            prefill_seconds=self.busy_seconds(),
             running=int(self._timer is not None),
             waiting=sum(not context.done.done() for context in self._line),
             checksum=simulated_fingerprint(self.counters.version).checksum,
