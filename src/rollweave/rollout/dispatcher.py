@@ -128,9 +128,12 @@ class Dispatcher:
         del self._seats[seat.number]
         link.close()
         self._recorder.emit("host.detach", host=seat.number)
-        for lease in list(seat.playing.values()):
+        lost = list(seat.playing.values())
+        for lease in lost:
             self._end(_unplayed(lease, "its host died", host_died=True))
         self._fill()
+        for lease in lost:
+            self._pass_on_reward(lease.id)
         self.on_hosts()
 
     @property
@@ -254,6 +257,7 @@ class Dispatcher:
                 self._hear(seat, message.moved)
             self._end(message)
             self._fill()
+            self._pass_on_reward(message.attempt)
 
     def _end(self, report: Report) -> None:
         party = self._parties.pop(report.attempt)
@@ -270,7 +274,10 @@ class Dispatcher:
             self._fleet.leave(lease.id)
             self._tell("episode.end", lease)
         party.on_report(lease, report)
-        if (scored := self._early.pop(report.attempt, None)) is not None:
+
+    def _pass_on_reward(self, attempt: str) -> None:
+        """If a reward has overtaken its report. The slot has been filled by then, as when the reward comes later."""
+        if (scored := self._early.pop(attempt, None)) is not None:
             self.on_scored(scored)
 
     def _tell(self, event: str, lease: Lease) -> None:
