@@ -18,7 +18,7 @@ from tools.lab import Lab, LabError, LabHost, LoopbackLab, why_no_lab
 from tools.lab.hosts import ROOT, Finished, RayHost, host_environment
 from tools.lab.lab import check_names, enter, link_commands
 from tools.lab.loopback import marked_processes, sweep
-from tools.lab.namespaces import HOME, OWN_FOLDERS, covered_folders, disks, host_script, mounted_folders
+from tools.lab.namespaces import HOME, OWN_FOLDERS, RUN_FOLDER, covered_folders, disks, host_script, mounted_folders
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 
@@ -84,7 +84,7 @@ def test_no_proxy_and_no_other_token_reaches_a_host() -> None:
     outside = {"PATH": "/bin", "HTTPS_PROXY": "x", "no_proxy": "y", "TMPDIR": "/t", "RAY_ADDRESS": "z", "HOME": "/root"}
     inside = host_environment(outside, "secret", HOME)
     assert inside == {
-        "PATH": "/bin",
+        "PATH": f"{Path(sys.executable).parent}:/bin",
         "HOME": HOME,
         "PYTHONPATH": str(ROOT),
         "RAY_AUTH_MODE": "token",
@@ -154,7 +154,7 @@ def processes(host: LabHost) -> list[str]:
 
 
 @real
-@pytest.mark.parametrize("folder", [*OWN_FOLDERS, HOME, "."])
+@pytest.mark.parametrize("folder", [*OWN_FOLDERS, HOME, RUN_FOLDER])
 def test_hosts_do_not_see_each_others_files(lab: Lab, folder: str) -> None:
     lab["head"].run(["sh", "-c", f"echo hello > {folder}/note"])
     assert lab["head"].run(["cat", f"{folder}/note"]).stdout == "hello\n"

@@ -21,11 +21,11 @@ from rollweave.runtimes.layout import EngineSeat
 from rollweave.runtimes.ray_clients import Restarts, WorkerHandle
 from rollweave.runtimes.ray_keepers import Crew, EngineKeeper
 from rollweave.runtimes.ray_nodes import CUT_OFF_SECONDS, SILENT_SECONDS, NodeWorker, RayNodes
-from rollweave.runtimes.resources import Need, Node, ResourceManager
+from rollweave.runtimes.resources import ClusterNode, Need, ResourceManager
 from rollweave.runtimes.travel import Luggage
 
-HOME = Node("home", "10.0.0.1", 2, {"pool": "train"})
-A, B = Node("a", "10.0.0.2", 2, {"pool": "a"}), Node("b", "10.0.0.3", 2, {"pool": "b"})
+HOME = ClusterNode("home", "10.0.0.1", 2, {"pool": "train"})
+A, B = ClusterNode("a", "10.0.0.2", 2, {"pool": "a"}), ClusterNode("b", "10.0.0.3", 2, {"pool": "b"})
 CLUSTER = ClusterConfig.model_validate(
     {
         "pools": (
@@ -40,7 +40,7 @@ CLUSTER = ClusterConfig.model_validate(
 class PuppetNode(Puppet):
     """A real `NodeWorker` behind a link that a test can cut: a call waits until it is healed."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ClusterNode) -> None:
         super().__init__(f"the node {node}", node)
         self.real = NodeWorker()
 
@@ -68,14 +68,14 @@ class Site:
         self.crew = Crew(clock, self.recorder, Restarts(self.recorder), self.fleet, self.nodes)
         self.engines: list[PuppetEngine] = []
 
-    async def look(self) -> list[Node]:
+    async def look(self) -> list[ClusterNode]:
         return list(self.there)
 
-    def start_agent(self, node: Node) -> WorkerHandle:
+    def start_agent(self, node: ClusterNode) -> WorkerHandle:
         self.agents[node.id] = PuppetNode(node)
         return cast(WorkerHandle, self.agents[node.id])
 
-    async def spawn(self, name: str, seat: EngineSeat, spare_for: Node | None) -> WorkerHandle:
+    async def spawn(self, name: str, seat: EngineSeat, spare_for: ClusterNode | None) -> WorkerHandle:
         node = spare_for
         while node is None:
             binding = self.nodes.resources.bind(Need(name, seat.pool, 1))
@@ -88,11 +88,11 @@ class Site:
         self.engines.append(PuppetEngine(name, node))
         return cast(WorkerHandle, self.engines[-1])
 
-    def cut(self, *nodes: Node) -> None:
+    def cut(self, *nodes: ClusterNode) -> None:
         for node in nodes:
             self.agents[node.id].stuck.clear()
 
-    def heal(self, *nodes: Node) -> None:
+    def heal(self, *nodes: ClusterNode) -> None:
         for node in nodes:
             self.agents[node.id].stuck.set()
 
@@ -192,7 +192,7 @@ def test_a_node_that_is_gone_for_good_takes_its_workers_along_and_a_new_one_gets
         site.agents[B.id].end()
         await clock.sleep(3.0)
         assert states(site.fleet)["b-0/1"] == "gone"
-        again = Node("b2", "10.0.0.3", 2, {"pool": "b"})
+        again = ClusterNode("b2", "10.0.0.3", 2, {"pool": "b"})
         site.there = [HOME, A, again]
         await clock.sleep(5.0)
         serving = [entry for entry in site.fleet.serving() if entry.pool == "b"]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from rollweave.config.cluster import ClusterConfig
 from rollweave.errors import ConfigError
 from rollweave.observability.events import MemoryRecorder
-from rollweave.runtimes.resources import Need, Node, ResourceManager
+from rollweave.runtimes.resources import ClusterNode, Need, ResourceManager
 
-A, B, C = (Node(name, f"10.0.0.{n}", 2, {"pool": name}) for n, name in enumerate("abc", 1))
-TRAIN = Node("t", "10.0.0.9", 4, {"pool": "train", "zone": "east"})
+A, B, C = (ClusterNode(name, f"10.0.0.{n}", 2, {"pool": name}) for n, name in enumerate("abc", 1))
+TRAIN = ClusterNode("t", "10.0.0.9", 4, {"pool": "train", "zone": "east"})
 
 
 def cluster(*pools: dict[str, Any]) -> ClusterConfig:
@@ -23,7 +23,7 @@ def cluster(*pools: dict[str, Any]) -> ClusterConfig:
     return ClusterConfig.model_validate({"pools": (train, *rollout)})
 
 
-def manager(*nodes: Node, pools: ClusterConfig | None = None) -> tuple[ResourceManager, MemoryRecorder]:
+def manager(*nodes: ClusterNode, pools: ClusterConfig | None = None) -> tuple[ResourceManager, MemoryRecorder]:
     recorder = MemoryRecorder()
     made = ResourceManager(pools or cluster({"name": "a"}, {"name": "b"}), recorder, labelled=True, home="t")
     made.see(nodes)
@@ -88,7 +88,7 @@ def test_a_cluster_file_that_asks_for_what_is_not_there_is_refused_with_what_is(
 
 def test_without_labels_every_node_is_in_every_pool() -> None:
     resources = ResourceManager(cluster({"name": "a"}), MemoryRecorder(), labelled=False, home="x")
-    resources.see([Node("x", "here", 4)])
+    resources.see([ClusterNode("x", "here", 4)])
     resources.check()
     assert all(resources.bind(Need(worker, pool, 1)) for worker, pool in [("trainer", "train"), ("a-0", "a")])
 

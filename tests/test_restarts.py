@@ -30,12 +30,12 @@ from rollweave.runtimes.ray_clients import Mishaps, Orders, RayEngineClient, Ray
 from rollweave.runtimes.ray_keepers import Crew, EngineKeeper, HostKeeper
 from rollweave.runtimes.ray_nodes import RayNodes
 from rollweave.runtimes.ray_workers import EngineWorker
-from rollweave.runtimes.resources import Node, ResourceManager
+from rollweave.runtimes.resources import ClusterNode, ResourceManager
 from rollweave.tasks import Task
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.shared_memory import LOCK, PREFIX, shared_folder, sweep
 
-HOME = Node("home", "here", 8)
+HOME = ClusterNode("home", "here", 8)
 
 
 async def reachable(worker: WorkerHandle, call: Awaitable[Any]) -> Any:
@@ -47,14 +47,14 @@ def crew_of(clock: Clock, recorder: MemoryRecorder, fleet: Fleet | None = None) 
     resources = ResourceManager(None, recorder, labelled=False, home=HOME.id)
     resources.see([HOME])
 
-    async def look() -> list[Node]:
+    async def look() -> list[ClusterNode]:
         return [HOME]
 
     nodes = RayNodes(HOME.id, resources, [], Path(), clock, recorder, _no_agent, look)
     return Crew(clock, recorder, Restarts(recorder), fleet if fleet is not None else fleet_of([]), nodes)
 
 
-def _no_agent(node: Node) -> WorkerHandle:
+def _no_agent(node: ClusterNode) -> WorkerHandle:
     raise AssertionError(f"{node} is not the driver's machine")
 
 
@@ -262,7 +262,7 @@ async def a_kept_engine(clock: Clock, crew: Crew | None = None, doomed: int = 0)
     crew = crew or crew_of(clock, recorder)
     spawned: list[PuppetEngine] = []
 
-    async def spawn(name: str, seat: EngineSeat, spare_for: Node | None) -> WorkerHandle:
+    async def spawn(name: str, seat: EngineSeat, spare_for: ClusterNode | None) -> WorkerHandle:
         spawned.append(PuppetEngine())
         if 0 < len(spawned) - 1 <= doomed:
             spawned[-1].end()
@@ -439,7 +439,7 @@ def test_an_error_that_is_no_death_ends_the_run_as_it_is() -> None:
         stage = Stagehands(clock)
         async with stage.at_work():
 
-            async def spawn(name: str, seat: EngineSeat, spare_for: Node | None) -> WorkerHandle:
+            async def spawn(name: str, seat: EngineSeat, spare_for: ClusterNode | None) -> WorkerHandle:
                 return cast(WorkerHandle, BrokenEngine())
 
             keeper = EngineKeeper(stage.crew, "broken", EngineSeat(1), spawn)

@@ -23,7 +23,7 @@ from rollweave.runtimes.layout import EngineSeat
 from rollweave.runtimes.orders import follow_orders, write_order
 from rollweave.runtimes.ray_clients import WorkerHandle
 from rollweave.runtimes.ray_keepers import EngineTeam
-from rollweave.runtimes.resources import Node
+from rollweave.runtimes.resources import ClusterNode
 from test_restarts import crew_of
 
 
@@ -33,7 +33,7 @@ def test_a_team_grows_and_shrinks_and_names_are_never_used_again(tmp_path: Path)
         crew = crew_of(clock, recorder)
         started: list[PuppetEngine] = []
 
-        async def spawn(name: str, seat: EngineSeat, spare_for: Node | None) -> WorkerHandle:
+        async def spawn(name: str, seat: EngineSeat, spare_for: ClusterNode | None) -> WorkerHandle:
             started.append(PuppetEngine(name))
             return cast(WorkerHandle, started[-1])
 

@@ -62,6 +62,7 @@ class RayHost(ABC):
         self.environment = dict(environment)
         """The variables of all its commands."""
         self._ray_port = ray_port
+        self._started: list[Process] = []
 
     @abstractmethod
     def command(self, command: Sequence[str]) -> list[str]:
@@ -108,7 +109,9 @@ class RayHost(ABC):
     def start(self, command: Sequence[str], env: Mapping[str, str] | None = None, log: Path | None = None) -> Process:
         """Start a command on this host. Its output goes to `log`, a file outside of the lab; without one, nowhere."""
         with (log or Path(os.devnull)).open("ab") as output:
-            return self._popen(command, env, stdout=output, stderr=subprocess.STDOUT)
+            process = self._popen(command, env, stdout=output, stderr=subprocess.STDOUT)
+        self._started = [*(one for one in self._started if one.poll() is None), process]
+        return process
 
     def start_ray(
         self,
@@ -135,6 +138,12 @@ class RayHost(ABC):
         ]
         self.run(command, env, timeout=RAY_SECONDS)
         return cluster
+
+    def _kill_started(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                _kill_group(process)
+            process.wait()
 
     def _popen(self, command: Sequence[str], env: Mapping[str, str] | None, stdout: Any, stderr: Any) -> Process:
         return subprocess.Popen(
@@ -189,15 +198,16 @@ class Hosts(ABC, Generic[Host]):
 
 def host_environment(inherited: Mapping[str, str], token: str, home: str) -> dict[str, str]:
     """The variables of a host's commands: those of the lab without what would lead out of the host, and Ray's token.
-    The checkout can be imported from, though commands start elsewhere."""
+    The checkout can be imported from, though commands start elsewhere, and the commands of its venv are found."""
     kept = {
         name: value
         for name, value in inherited.items()
         if name.lower() not in NOT_INHERITED and not name.startswith(("RAY_", "XDG_"))
     }
-    path = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
+    modules = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
+    commands = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), inherited.get("PATH")]))
     ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0"}
-    return kept | ray | {"HOME": home, "PYTHONPATH": path}
+    return kept | ray | {"HOME": home, "PYTHONPATH": modules, "PATH": commands}
 
 
 def _kill_group(process: Process) -> None:

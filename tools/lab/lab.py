@@ -75,8 +75,9 @@ class LabHost(RayHost):
         return Path(f"/proc/{self.pid}/root{os.path.join(RUN_FOLDER, inside)}")
 
     def kill_all(self) -> None:
-        # One system call; it spares the process that calls it, and process 1, which holds the namespaces.
-        self.run(["sh", "-c", "kill -9 -1"], check=False)  # which fails if there is none to be killed
+        # One system call; it spares process 1, which holds the namespaces. It fails if there is none to be killed.
+        self.run(["sh", "-c", "kill -9 -1"], check=False)
+        self._kill_started()  # those that were not inside yet
 
     # -------------------------------------------------------------------------------------------------- the link
 

@@ -24,9 +24,9 @@ from rollweave.rollout.link import (
     Cancel,
     Endpoint,
     HostLink,
+    LateAnswers,
     Lease,
     Moved,
-    Refused,
     Report,
     ToDriver,
     ToHost,
@@ -235,7 +235,7 @@ class Dispatcher:
                 self._early[message.attempt] = message
             else:
                 self.on_scored(message)
-        elif isinstance(message, Refused):
+        elif isinstance(message, LateAnswers):
             self._recorder.emit("engine.refused", engine=message.engine, answers=message.answers)
         elif message.attempt not in seat.playing:
             pass  # said by a host after it was taken for dead

@@ -18,7 +18,7 @@ from rollweave.fleet.fleet import EngineId, FleetUpdate
 from rollweave.fleet.router import Route
 from rollweave.observability.waits import SCORING
 from rollweave.rewards.dispatch import Scored
-from rollweave.rollout.link import Cancel, Endpoint, Lease, Moved, Refused, Score, ToDriver, ToHost, Transport
+from rollweave.rollout.link import Cancel, Endpoint, LateAnswers, Lease, Moved, Score, ToDriver, ToHost, Transport
 from rollweave.rollout.manager import EnvManager, Stage, score
 from rollweave.trajectory import Trajectory
 
@@ -94,7 +94,7 @@ class EnvHost:
 
     def tell_refused(self, engine: EngineId, answers: int) -> None:
         """An engine that was given up has answered all the same."""
-        self.link.say(f"refused.{next(self._moves)}", Refused(engine, answers))
+        self.link.say(f"refused.{next(self._moves)}", LateAnswers(engine, answers))
 
     async def _play(self, manager: EnvManager) -> None:
         report = await manager.play()

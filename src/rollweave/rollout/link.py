@@ -171,7 +171,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class LateAnswers:
     """Answers of an engine that had been given up: they were not used. (Its trajectories have moved.)"""
 
     engine: EngineId
@@ -210,6 +210,6 @@ class Report:
 
 
 ToHost = Lease | Cancel | Score | FleetUpdate
-ToDriver = Report | Scored | Moved | Refused
+ToDriver = Report | Scored | Moved | LateAnswers
 HostLink = Endpoint[ToHost, ToDriver]
 """The driver's end of the link to a host."""

@@ -35,7 +35,7 @@ from rollweave.runtimes.ray_clients import RayTrainer, Restarts, WorkerHandle
 from rollweave.runtimes.ray_keepers import Crew, EngineTeam, HostKeeper
 from rollweave.runtimes.ray_nodes import NodeWorker, RayNodes
 from rollweave.runtimes.ray_workers import EngineWorker, HostWorker, TrainerWorker
-from rollweave.runtimes.resources import Need, Node, ResourceManager
+from rollweave.runtimes.resources import ClusterNode, Need, ResourceManager
 from rollweave.runtimes.travel import pack_luggage
 from rollweave.targets import MOVED_FOLDERS
 from rollweave.training.protocol import Trainer
@@ -113,7 +113,7 @@ def _nodes(blueprint: Blueprint, runtime: RayRuntime, logs: Path, clock: Clock, 
     home: str = ray.get_runtime_context().get_node_id()
     labelled = runtime.address != "local"
     resources = ResourceManager(blueprint.job.cluster, recorder, labelled, home)
-    resources.see(live_nodes() if labelled else [Node(home, "this machine", cores())])
+    resources.see(live_nodes() if labelled else [ClusterNode(home, "this machine", cores())])
     resources.check()
     luggage = pack_luggage(blueprint.job, blueprint.policy) if labelled else []
     return RayNodes(
@@ -121,12 +121,12 @@ def _nodes(blueprint: Blueprint, runtime: RayRuntime, logs: Path, clock: Clock, 
     )
 
 
-def live_nodes() -> list[Node]:
+def live_nodes() -> list[ClusterNode]:
     """The nodes of the cluster that this process is connected to."""
     import ray
 
     return [
-        Node(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("CPU", 0)), _own_labels(node))
+        ClusterNode(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("CPU", 0)), _own_labels(node))
         for node in ray.nodes()
         if node["Alive"]
     ]
@@ -137,11 +137,11 @@ def _own_labels(node: dict[str, Any]) -> dict[str, str]:
     return {key: value for key, value in node.get("Labels", {}).items() if not key.startswith("ray.io/")}
 
 
-def _start_agent(node: Node) -> WorkerHandle:
+def _start_agent(node: ClusterNode) -> WorkerHandle:
     return WorkerHandle(actor_on(NodeWorker, node, 0, {}).remote(), f"the node {node}", Path(), node)
 
 
-def actor_on(kind: type, node: Node, reserved: int, environment: dict[str, str]) -> Any:
+def actor_on(kind: type, node: ClusterNode, reserved: int, environment: dict[str, str]) -> Any:
     """A class as an actor on a node. What a worker reserves there is not given to other users of the cluster."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -172,7 +172,7 @@ class Starter:
         self.stores.append(self._store(node))
         return self._start(TrainerWorker, "trainer", node, places.trainer_threads, self.stores[0], reserved=reserved)
 
-    async def engine(self, name: str, seat: EngineSeat, spare_for: Node | None = None) -> WorkerHandle:
+    async def engine(self, name: str, seat: EngineSeat, spare_for: ClusterNode | None = None) -> WorkerHandle:
         """`spare_for`: on this node, where its predecessor still works, and holds the cores."""
         if spare_for is not None:
             return self._start(EngineWorker, name, spare_for, seat.threads, self.stores[0], reserved=0)
@@ -183,13 +183,13 @@ class Starter:
         node = await self._bound(Need(name, places.host_pool))
         return self._start(HostWorker, name, node, 1, *arguments)
 
-    def _store(self, trainer: Node) -> WeightStore:
+    def _store(self, trainer: ClusterNode) -> WeightStore:
         bucket_mb = self.blueprint.job.weights.bucket_mb
         if self.runtime.address == "local":
             return SharedMemoryStore(self.folder, bucket_mb)
         return RayStore(actor_on(WeightIndex, trainer, 0, {}).remote(), bucket_mb)
 
-    async def _bound(self, need: Need) -> Node:
+    async def _bound(self, need: Need) -> ClusterNode:
         """Bind a worker to a node that has what it needs; waits for one."""
         while (binding := self.nodes.resources.bind(need)) is None:
             with self.clock.wait("driver", f"a node with room for {need.worker} (pool {need.pool})"):
@@ -199,7 +199,7 @@ class Starter:
         return binding.node
 
     def _start(
-        self, kind: type, name: str, node: Node, threads: int, *arguments: Any, reserved: int = 0
+        self, kind: type, name: str, node: ClusterNode, threads: int, *arguments: Any, reserved: int = 0
     ) -> WorkerHandle:
         """Start a worker. The caller awaits its `run`, if it has one: that call raises what goes wrong in it."""
         environment = {

@@ -20,7 +20,7 @@ from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.errors import EngineGone, WorkerDied, first_cause
 from rollweave.observability.events import Emitter
 from rollweave.rollout.link import Packet
-from rollweave.runtimes.resources import Node
+from rollweave.runtimes.resources import ClusterNode
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
@@ -42,7 +42,7 @@ class WorkerHandle:
     name: str
     log: Path
     """On the driver's machine; what a worker elsewhere says is brought there."""
-    node: Node | None = None
+    node: ClusterNode | None = None
     """Where it runs; None: where its caller runs."""
 
     async def call(self, method: str, *arguments: Any) -> Any:

@@ -25,7 +25,7 @@ from rollweave.rollout.link import HostLink
 from rollweave.runtimes.layout import EngineSeat
 from rollweave.runtimes.ray_clients import RayEngineControl, RayTransport, Restarts, WorkerHandle
 from rollweave.runtimes.ray_nodes import RayNodes
-from rollweave.runtimes.resources import Node
+from rollweave.runtimes.resources import ClusterNode
 
 ANSWER_SECONDS = 1.0
 """A host that takes longer to say who waits in it is blocked."""
@@ -68,7 +68,7 @@ class Crew:
             return [Waiting(host.name, "being started again", 0.0)]
 
 
-StartEngine = Callable[[str, EngineSeat, Node | None], Awaitable[WorkerHandle]]
+StartEngine = Callable[[str, EngineSeat, ClusterNode | None], Awaitable[WorkerHandle]]
 """Starts an engine of this name; given a node, as a spare for one that still works there."""
 
 

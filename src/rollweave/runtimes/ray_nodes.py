@@ -25,7 +25,7 @@ from rollweave.errors import RollweaveError, WorkerDied
 from rollweave.observability.events import Emitter
 from rollweave.policies.atomic import atomic_folder
 from rollweave.runtimes.ray_clients import WorkerHandle
-from rollweave.runtimes.resources import Node, NodeId, ResourceManager
+from rollweave.runtimes.resources import ClusterNode, NodeId, ResourceManager
 from rollweave.runtimes.travel import POLICY, Luggage
 from rollweave.weights.shared_memory import shared_folder
 
@@ -97,7 +97,7 @@ class NodeWorker:
 class Away:
     """A node other than the driver's."""
 
-    node: Node
+    node: ClusterNode
     agent: WorkerHandle
     folder: Path
     """Of the run, on that machine."""
@@ -117,8 +117,8 @@ class RayNodes:
         logs: Path,
         clock: Clock,
         recorder: Emitter,
-        start_agent: Callable[[Node], WorkerHandle],
-        look: Callable[[], Awaitable[list[Node]]],
+        start_agent: Callable[[ClusterNode], WorkerHandle],
+        look: Callable[[], Awaitable[list[ClusterNode]]],
     ) -> None:
         """`look` asks Ray which nodes there are; the answer may not come while this machine is cut off."""
         self.home = home
@@ -140,7 +140,7 @@ class RayNodes:
 
     # ------------------------------------------------------------------------------------------------ to a node
 
-    async def prepare(self, node: Node) -> None:
+    async def prepare(self, node: ClusterNode) -> None:
         """Bring what workers need to a node, once."""
         async with self._preparing.setdefault(node.id, asyncio.Lock()):
             if node.id == self.home or node.id in self._away:
@@ -154,22 +154,22 @@ class RayNodes:
                         await _send(agent, luggage.folder / file, f"{luggage.name}/{file}")
             self._away[node.id] = away
 
-    def policy(self, node: Node, here: Path) -> Path:
+    def policy(self, node: ClusterNode, here: Path) -> Path:
         """Where the policy lies on a node."""
         away = self._away.get(node.id)
         return here if away is None else away.folder / POLICY
 
-    def moved_folders(self, node: Node) -> dict[str, str]:
+    def moved_folders(self, node: ClusterNode) -> dict[str, str]:
         """Where the folders of the driver's machine lie on a node."""
         away = self._away.get(node.id)
         return {} if away is None else {str(one.folder): str(away.folder / one.name) for one in self._luggage}
 
-    def log(self, node: Node, name: str) -> Path:
+    def log(self, node: ClusterNode, name: str) -> Path:
         """The file that a worker on this node writes its log into."""
         away = self._away.get(node.id)
         return (self._logs.absolute() if away is None else away.folder / "logs") / f"{name}.log"
 
-    def carrier(self, node: Node | None) -> NodeCarrier:
+    def carrier(self, node: ClusterNode | None) -> NodeCarrier:
         """Brings checkpoints of a trainer on this node to the driver's machine and back."""
         return NodeCarrier(self._away.get(node.id) if node is not None else None)
 
@@ -237,9 +237,10 @@ class RayNodes:
     async def _beat(self, away: Away) -> None:
         try:
             grown = await away.agent.call("beat", away.logs)
-        except WorkerDied:  # the node itself may live: what is bound to it next makes a new one
-            self._give_up(away)
-            self._away.pop(away.node.id, None)
+        except WorkerDied as death:
+            if not death.out_of_reach:  # the actor is gone, and the node may live: what is bound to it makes a new one
+                self._give_up(away)
+                self._away.pop(away.node.id, None)
             return
         away.heard = self._clock.now()
         if away.given_up.is_set():

@@ -20,7 +20,7 @@ NodeId = str
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ClusterNode:
     """A machine of a Ray cluster."""
 
     id: NodeId
@@ -47,7 +47,7 @@ class Binding:
     """A worker's place."""
 
     need: Need
-    node: Node
+    node: ClusterNode
     reason: str
     preferred: bool = True
     """Whether the node is one of its own pool."""
@@ -62,17 +62,17 @@ class ResourceManager:
         self._recorder = recorder
         self._labelled = labelled
         self._home = home
-        self._nodes: dict[NodeId, Node] = {}
+        self._nodes: dict[NodeId, ClusterNode] = {}
         self.bindings: dict[str, Binding] = {}
         """By worker."""
 
     # -------------------------------------------------------------------------------------------------- nodes
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         return list(self._nodes.values())
 
-    def see(self, nodes: Iterable[Node]) -> bool:
+    def see(self, nodes: Iterable[ClusterNode]) -> bool:
         """These nodes are there now, and no others; returns whether that is news."""
         seen = {node.id: node for node in nodes}
         news = seen.keys() != self._nodes.keys()
@@ -106,7 +106,7 @@ class ResourceManager:
         said = [f"{node} ({node.cores} cores, {_said(node.labels) or 'no labels'})" for node in self._nodes.values()]
         return "; ".join(said) or "none"
 
-    def _of(self, pool: Pool | None) -> list[Node]:
+    def _of(self, pool: Pool | None) -> list[ClusterNode]:
         if pool is None:
             return [self._nodes[self._home]] if self._home in self._nodes else self.nodes
         wanted = pool.node_labels.items()
@@ -156,13 +156,13 @@ class ResourceManager:
                 return Binding(need, found.node, reason, preferred=False)
         return None
 
-    def _with_room(self, need: Need, nodes: Sequence[Node]) -> list[Node]:
+    def _with_room(self, need: Need, nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
         return [node for node in nodes if self._free(node) >= need.cores]
 
-    def _free(self, node: Node) -> int:
+    def _free(self, node: ClusterNode) -> int:
         return node.cores - sum(one.need.cores for one in self.bindings.values() if one.node.id == node.id)
 
-    def _held(self, node: Node) -> int:
+    def _held(self, node: ClusterNode) -> int:
         return sum(one.node.id == node.id for one in self.bindings.values())
 
     def _tell(self, binding: Binding) -> None:
