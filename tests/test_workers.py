@@ -74,6 +74,10 @@ class Generator(Worker):
             await self.gate.wait()
         return self.seat.rank, self.seat.device
 
+    @hw_mapping(hw_affinity={"default": "H800"})
+    def tagged(self, tag_name: str = "default") -> str:
+        return f"{tag_name} on {self.seat.device}"
+
     @register_serverless(attribute="judge", serverless_url="local://test_workers.py:reward")
     def score(self, text: str) -> float:
         return float(self.judge(text))
@@ -169,6 +173,13 @@ def test_a_preferred_device_without_workers_falls_back_and_says_so() -> None:
         return cluster.choose("generate", "math").reason
 
     assert used(main) == "math to H20: hw_affinity, but no worker is there: any other"
+
+
+def test_a_method_that_wants_the_tag_gets_it() -> None:
+    async def main(cluster: Cluster[Generator]) -> list[str]:
+        return await cluster.gather(Generator.tagged, tag_name="math")
+
+    assert used(main) == ["math on H800"]
 
 
 def test_a_local_function_is_what_the_attribute_calls() -> None:

@@ -192,7 +192,9 @@ class Cluster(Generic[W]):
     async def _invoke(self, name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
         options = dict(options)
         declared = self._methods[name]
-        tag = options.pop("tag_name", "default") if declared.mode is None else "default"
+        tag = options.get("tag_name", "default")
+        if "tag_name" not in inspect.signature(getattr(self._kind, name)).parameters:
+            options.pop("tag_name", None)  # only to choose by
         ranks = self.choose(name, tag).ranks
         if declared.mode is None:
             ranks = (min(ranks, key=lambda rank: (self._open[rank], rank)),)
