@@ -74,6 +74,10 @@ class Generator(Worker):
             await self.gate.wait()
         return self.seat.rank, self.seat.device
 
+    @hw_mapping(hw_affinity={"default": "H800"})
+    def tagged(self, tag_name: str = "default") -> str:
+        return f"{tag_name} on {self.seat.device}"
+
     @register_serverless(attribute="judge", serverless_url="local://test_workers.py:reward")
     def score(self, text: str) -> float:
         return float(self.judge(text))
@@ -153,7 +157,7 @@ def test_of_the_workers_that_suit_the_least_busy_is_called() -> None:
             busy = [tasks.create_task(cluster.generate("x", wait=True)) for _ in range(3)]
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            assert cluster._open == {2: 2, 3: 1}
+            assert +cluster._open == {2: 2, 3: 1}
             assert (await cluster.generate("x"))[0] == 3
             for task in busy:
                 task.cancel()
@@ -169,6 +173,13 @@ def test_a_preferred_device_without_workers_falls_back_and_says_so() -> None:
         return cluster.choose("generate", "math").reason
 
     assert used(main) == "math to H20: hw_affinity, but no worker is there: any other"
+
+
+def test_a_method_that_wants_the_tag_gets_it() -> None:
+    async def main(cluster: Cluster[Generator]) -> list[str]:
+        return await cluster.gather(Generator.tagged, tag_name="math")
+
+    assert used(main) == ["math on H800"]
 
 
 def test_a_local_function_is_what_the_attribute_calls() -> None:
@@ -299,3 +310,24 @@ def test_the_example_of_the_page_prints_what_the_page_says(capsys: pytest.Captur
     printed = (HERE.parent / "docs" / "workers.md").read_text().split("It prints\n\n```\n")[1].split("```")[0]
     exec(compile(example.removeprefix("python\n"), "docs/workers.md", "exec"), {"__name__": "example"})
     assert capsys.readouterr().out == printed
+
+
+class Clumsy(Worker):
+    role = "train"
+
+    def __init__(self, seat: WorkerSeat) -> None:
+        super().__init__(seat)
+        if seat.rank == 1:
+            raise OSError("no such device")
+
+    @register()
+    def step(self) -> None: ...
+
+
+def test_a_worker_that_cannot_be_made_is_named_at_the_start() -> None:
+    async def main(clock: Clock) -> None:
+        async with Cluster(config(), Clumsy):
+            raise AssertionError("it should not have started")
+
+    with pytest.raises(WorkersFailed, match=r"the start failed on 1 of 3 workers .*: worker 1 .*no such device"):
+        run_virtual(main)

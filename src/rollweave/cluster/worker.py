@@ -21,6 +21,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -62,9 +63,15 @@ class _Shell:
     """A worker where it lives, with the functions that its methods declare."""
 
     def __init__(self, kind: type[Worker], seat: WorkerSeat, arguments: Sequence[Any], base: Path) -> None:
-        self._worker = kind(seat, *arguments)
-        for attribute, url in _functions(kind).items():
-            setattr(self._worker, attribute, function_at(url, base))
+        self._make = partial(kind, seat, *arguments)
+        self._functions = _functions(kind)
+        self._base = base
+
+    async def ready(self) -> None:
+        """Make the worker. Not done when the actor is made: what fails there cannot be told from a crash."""
+        self._worker = self._make()
+        for attribute, url in self._functions.items():
+            setattr(self._worker, attribute, function_at(url, self._base))
 
     async def invoke(self, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
         result = getattr(self._worker, method)(*arguments, **options)
@@ -116,6 +123,7 @@ class Cluster(Generic[W]):
         try:
             for seat in self.seats:
                 self._handles.append(self._start(seat))
+            await self._ask_all("the start", {seat.rank: ("ready",) for seat in self.seats})
         except BaseException:
             await self.__aexit__()
             raise
@@ -184,22 +192,28 @@ class Cluster(Generic[W]):
     async def _invoke(self, name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
         options = dict(options)
         declared = self._methods[name]
-        tag = options.pop("tag_name", "default") if declared.mode is None else "default"
+        tag = options.get("tag_name", "default")
+        if "tag_name" not in inspect.signature(getattr(self._kind, name)).parameters:
+            options.pop("tag_name", None)  # only to choose by
         ranks = self.choose(name, tag).ranks
         if declared.mode is None:
             ranks = (min(ranks, key=lambda rank: (self._open[rank], rank)),)
         parts = _parts(name, arguments, len(ranks)) if declared.mode == "scatter" else [list(arguments)] * len(ranks)
-        self._open.update(ranks)  # at once: the next call looks at it
-        calls = (self._call(rank, name, part, options) for rank, part in zip(ranks, parts, strict=True))
-        answers = dict(zip(ranks, await asyncio.gather(*calls, return_exceptions=True), strict=True))
-        results = self._all_of(name, answers)
+        calls = {rank: ("invoke", name, part, options) for rank, part in zip(ranks, parts, strict=True)}
+        results = await self._ask_all(name, calls)
         return [item for part in results for item in part] if declared.mode == "scatter" else results
 
-    async def _call(self, rank: int, name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    async def _ask_all(self, name: str, calls: Mapping[int, tuple[Any, ...]]) -> list[Any]:
+        self._open.update(list(calls))  # at once: the next call looks at it
+        asked = (self._ask(rank, *call) for rank, call in calls.items())
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return self._all_of(name, dict(zip(calls, answers, strict=True)))
+
+    async def _ask(self, rank: int, method: str, *arguments: Any) -> Any:
         try:
-            return await self._handles[rank].call("invoke", name, arguments, options)
+            return await self._handles[rank].call(method, *arguments)
         except WorkerDied as death:
-            self.gone[rank] = str(death).splitlines()[0]
+            self.gone[rank] = _said(death)
             raise
         finally:
             self._open[rank] -= 1
@@ -211,7 +225,7 @@ class Cluster(Generic[W]):
             return list(results.values())
         if len(answers) == 1 and not isinstance(first := next(iter(failures.values())), WorkerDied):
             raise first  # a plain call of one worker raises what its method raised
-        said = "; ".join(f"{self.seats[rank]}: {error!r:.300}" for rank, error in failures.items())
+        said = "; ".join(f"{self.seats[rank]}: {_said(error)}" for rank, error in failures.items())
         done = f"done by {', '.join(map(str, results))}" if results else "done by no worker"
         raise WorkersFailed(
             f"{name} failed on {len(failures)} of {len(answers)} workers ({done}): {said}", results, failures
@@ -219,6 +233,11 @@ class Cluster(Generic[W]):
 
     def _losses(self) -> str:
         return "; ".join(f"{self.seats[rank]} is gone: {why}" for rank, why in self.gone.items())
+
+
+def _said(error: BaseException) -> str:
+    """A worker of one's own keeps no log: what its handle says of one is left out."""
+    return str(error).partition("; ")[0] if isinstance(error, WorkerDied) else repr(error)
 
 
 def _methods(kind: type[Worker]) -> dict[str, Declared]:
