@@ -93,7 +93,16 @@ def test_a_measured_device_is_as_many_cores_as_it_was_measured_with(tmp_path: Pa
             [],
             "judge has role: reward, which only `rollweave simulate`",
         ),
-        (pool("all", "colocated", 2), ["runtime.type=inline"], "cluster needs runtime.type=ray"),
+        (
+            pool("all", "colocated", 2),
+            ["runtime.type=inline", "runtime.engines=3"],
+            "runtime.engines contradicts cluster",
+        ),
+        (
+            pool("p", "prefill", 1) + pool("d", "decode", 1) + pool("t", "train", 1),
+            ["engine.type=vllm"],
+            "need engine.type=torch",
+        ),
         (pool("all", "colocated", 2), ["runtime.trainer_threads=2"], "runtime.trainer_threads contradicts cluster"),
         (pool("all", "rollout", 2), [], "a cluster needs a pool that generates"),
     ],

@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollweave.clock import Clock
-from rollweave.config.job import InlineRuntime, RayRuntime
+from rollweave.config.job import InlineRuntime, Job, RayRuntime
 from rollweave.engines.loop import StepSeconds
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments
@@ -27,6 +27,7 @@ from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.manager import Dialogue
 from rollweave.runtimes.blueprint import Blueprint, cores
+from rollweave.runtimes.layout import EngineSeat, engine_seats
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
@@ -78,12 +79,15 @@ async def start_engines_and_host(
 ) -> AsyncIterator[None]:
     """Engines and an environment host in this process: all that playing needs."""
     with ExitStack() as threads:
+        seats = _seats(blueprint.job)
         engines = [
-            await blueprint.start_engine(store, clock, step_seconds, thread=thread)
-            for thread in _threads(blueprint.job.runtime, threads)
+            await replace(blueprint, slowdown=seat.slowdown).start_engine(store, clock, step_seconds, thread=thread)
+            for seat, thread in zip(seats, _threads(blueprint.job.runtime, len(seats), threads), strict=True)
         ]
-        for number, engine in enumerate(engines):
-            fleet.join(EngineEntry(f"engine-{number}/1", engine))
+        for number, (seat, engine) in enumerate(zip(seats, engines, strict=True)):
+            pool = seat.pool or "engine"
+            entry = EngineEntry(f"{pool}-{number}/1", engine, None, pool, seat.device, seat.tasks, seat.role)
+            fleet.join(entry)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(engine.run(), name=f"engine {n}") for n, engine in enumerate(engines)]
             try:
@@ -113,12 +117,19 @@ async def start_host(
                 await stage.environment.close()
 
 
-def _threads(runtime: InlineRuntime | RayRuntime, threads: ExitStack) -> list[Executor | None]:
+def _seats(job: Job) -> tuple[EngineSeat, ...]:
+    """As many engines as the pools of the cluster file have; without one, as many as the runtime says."""
+    if isinstance(job.runtime, InlineRuntime) and job.cluster is not None:
+        return engine_seats(job.cluster)
+    return (EngineSeat(threads=0),) * (job.runtime.engines if isinstance(job.runtime, InlineRuntime) else 1)
+
+
+def _threads(runtime: InlineRuntime | RayRuntime, engines: int, threads: ExitStack) -> list[Executor | None]:
     """What each engine steps in: a single one in the loop itself, where everything has its order."""
-    if not isinstance(runtime, InlineRuntime) or runtime.engines == 1:
+    if not isinstance(runtime, InlineRuntime) or engines == 1:
         return [None]
-    make = partial(ThreadPoolExecutor, 1, "engine", use_threads, (runtime, runtime.engines))
-    return [threads.enter_context(make()) for _ in range(runtime.engines)]
+    make = partial(ThreadPoolExecutor, 1, "engine", use_threads, (runtime, engines))
+    return [threads.enter_context(make()) for _ in range(engines)]
 
 
 @asynccontextmanager

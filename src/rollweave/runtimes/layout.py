@@ -51,9 +51,7 @@ def layout(job: Job, runtime: RayRuntime) -> Layout:
 
 
 def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime) -> Layout:
-    for pool in cluster.pools:
-        _can_be_filled(cluster, pool)
-    generating = [pool for pool in cluster.pools if pool.role in GENERATES]
+    seats = engine_seats(cluster)
     training = [pool for pool in cluster.pools if pool.role in TRAINS]
     wanted = sum(_cores(cluster, pool) for pool in cluster.pools if pool.role in {*GENERATES, *TRAINS})
     if runtime.address == "local" and wanted > cores():
@@ -61,9 +59,8 @@ def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime) -> Layout:
             f"cluster: its pools want {wanted} cores and this machine has {cores()}: lower their counts, or put "
             "generation and training on one pool of role: colocated"
         )
-    seats = [[engine_seat(cluster, pool)] * pool.workers for pool in generating]
     return Layout(
-        tuple(chain(*seats)),
+        seats,
         sum(_cores(cluster, pool) for pool in training),
         colocated=any(pool.role == "colocated" for pool in training),
         trainer_pool=training[0].name,
@@ -71,8 +68,15 @@ def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime) -> Layout:
     )
 
 
-def engine_seat(cluster: ClusterConfig, pool: Pool) -> EngineSeat:
-    """What each engine of a pool gets."""
+def engine_seats(cluster: ClusterConfig) -> tuple[EngineSeat, ...]:
+    """One for each engine of the cluster. Refuses pools that this program cannot fill."""
+    for pool in cluster.pools:
+        _can_be_filled(cluster, pool)
+    generating = [pool for pool in cluster.pools if pool.role in GENERATES]
+    return tuple(chain(*([_engine_seat(cluster, pool)] * pool.workers for pool in generating)))
+
+
+def _engine_seat(cluster: ClusterConfig, pool: Pool) -> EngineSeat:
     role: EngineRole = pool.role if pool.role == "prefill" or pool.role == "decode" else "rollout"
     threads = _cores(cluster, pool) // pool.workers
     return EngineSeat(threads, pool.tasks, pool.name, pool.device, role, pool.slowdown)
