@@ -12,7 +12,7 @@ CORE := .venv/.core-installed
 DEV := .venv/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lint bench recipes docs clean
+.PHONY: help setup quickstart rollart test lint bench recipes docs clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 14
@@ -43,6 +43,9 @@ quickstart: $(CORE) ## train a small agent to play FrozenLake, in a few minutes
 	  "next:   $(BIN)/rollweave train recipes/quickstart.yaml pipeline.type=sync    (what does the overlap gain?)" \
 	  "        ls recipes    (others to try)        docs/configuration.md    (every key)"
 
+rollart: $(CORE) ## train two tasks on two kinds of devices, and compare with single pools of equal cost
+	@$(BIN)/python -m tools.rollart
+
 test: $(DEV) ## the fast tests
 	@$(BIN)/pytest -n auto --dist worksteal -m "not slow and not llm"
 
@@ -62,10 +65,14 @@ bench: $(DEV) ## measure the engine, or another part with BENCH=NAME (docs/bench
 recipes: $(DEV) ## train every recipe to its target
 	@$(BIN)/python -m tools.recipes
 
+KUBERAY := $(BIN)/python -m rollweave.cluster.kuberay
+EXAMPLE := deploy/kuberay/cluster.yaml registry.example.com/rollweave:0.1.0
 docs: $(CORE) ## write the pages that come from the code
 	@$(BIN)/python -m tools.reference > docs/configuration.md
 	@$(BIN)/python -m rollweave.observability.catalogue > docs/metrics.md
-	@echo "wrote docs/configuration.md and docs/metrics.md"
+	@$(KUBERAY) RayCluster $(EXAMPLE) > deploy/kuberay/raycluster.yaml
+	@$(KUBERAY) RayJob $(EXAMPLE) > deploy/kuberay/rayjob.yaml
+	@echo "wrote docs/configuration.md, docs/metrics.md and deploy/kuberay/"
 
 clean: ## remove .venv and caches; runs/ stays
 	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

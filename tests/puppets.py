@@ -9,6 +9,7 @@ from rollweave.engines.protocol import Completion, EngineStats, Request, Samplin
 from rollweave.errors import WorkerDied
 from rollweave.fleet.fleet import FleetUpdate
 from rollweave.runtimes.ray_clients import Orders
+from rollweave.runtimes.resources import ClusterNode
 from rollweave.weights.buckets import Fingerprint
 from spans import request_of, span_of
 
@@ -20,8 +21,9 @@ def request(id: str) -> Request:
 class Puppet:
     """A `WorkerHandle` whose methods are those of the class, and whose calls fail once it is dead."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, node: ClusterNode | None = None) -> None:
         self.name = name
+        self.node = node
         self.calls: list[str] = []
         self.dead = asyncio.Event()
         self.stuck = asyncio.Event()
@@ -54,8 +56,8 @@ class Puppet:
 class PuppetEngine(Puppet):
     """Keeps the engine's protocol: commits what it has staged, answers what it was asked. `stuck` holds it up."""
 
-    def __init__(self) -> None:
-        super().__init__("engine")
+    def __init__(self, name: str = "engine", node: ClusterNode | None = None) -> None:
+        super().__init__(name, node)
         self.version = 0
         self.staged: int | None = None
         self.suspensions = 0

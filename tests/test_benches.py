@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import runpy
 from dataclasses import replace
@@ -20,6 +21,7 @@ from rollweave.config.load import load_job
 ASYNC = importlib.import_module("bench.async.cases")  # `async` is a keyword: no import statement can name it
 MEASURE = importlib.import_module("bench.async.measure")
 REPORT = importlib.import_module("bench.async.report")
+AFFINITY = importlib.import_module("bench.affinity.real")
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHES = sorted(path.parent.name for path in (ROOT / "bench").glob("*/__main__.py"))
@@ -148,3 +150,25 @@ def test_rollout_runs_as_far_ahead_as_it_may(tmp_path: Path) -> None:
 
 def test_every_scenario_of_the_waste_bench_is_a_valid_job() -> None:
     assert len({scenario.job(0).model_dump_json() for scenario in SCENARIOS}) >= len(SCENARIOS) - 1
+
+
+def test_the_policies_of_the_affinity_bench_differ_in_routing_only(tmp_path: Path) -> None:
+    jobs = {}
+    for name in AFFINITY.POLICIES:
+        (tmp_path / "job.yaml").write_text(json.dumps(AFFINITY.job_of(name, exchange_at=7)))
+        jobs[name] = load_job(tmp_path / "job.yaml")
+    declared = [[pool.tasks for pool in job.cluster.pools] for job in jobs.values() if job.cluster is not None]
+    assert declared == [[(), ()], [(), ()], [("sums",), ("lake",)], [("lake",), ("sums",)]]
+    assert [job.rollout.affinity for job in jobs.values()] == ["auto", "least_held", "auto", "auto"]
+    slow = [pool.slowdown for job in jobs.values() if job.cluster is not None for pool in job.cluster.pools]
+    pairs = [(one, other) for one, other in zip(slow[::2], slow[1::2], strict=True) if one and other]
+    assert len(pairs) == 4 and all(one.at(6) == other.at(7) for one, other in pairs)
+
+
+def test_the_affinity_bench_says_when_a_run_has_followed() -> None:
+    row = {"served/trajectories/lake/contexts": 3, "served/trajectories/lake/answers": 1}
+    assert AFFINITY.share(row, "lake", "contexts") == 0.75 and AFFINITY.share({}, "lake", "contexts") is None
+    assert AFFINITY.followed([0.1, 0.1, 0.9, None, 0.9, 0.9, 0.1, 0.1, 0.1], exchanged_at=2) == 7
+    assert AFFINITY.followed([0.9, 0.1, 0.9, 0.9, 0.9, 0.9], exchanged_at=1) is None
+    speeds = {name: [100.0, 200.0] for name in AFFINITY.POLICIES} | {"auto": [120.0, 240.0]}
+    assert AFFINITY.judge(speeds)["to_least_held"] == pytest.approx(1.2) and AFFINITY.judge(speeds)["met"]

@@ -57,7 +57,8 @@ def pool(name: str, role: str, count: int, **more: Any) -> str:
 def test_every_engine_has_the_cores_of_its_pool_and_the_tasks_that_prefer_it(tmp_path: Path) -> None:
     pools = pool("a", "rollout", 4, tensor_parallel=2) + pool("b", "rollout", 1, tasks="[math]") + pool("t", "train", 3)
     plan = laid_out(tmp_path, f"pools:\n{pools}")
-    assert plan == Layout((EngineSeat(2), EngineSeat(2), EngineSeat(1, ("math",))), 3, colocated=False)
+    two = EngineSeat(2, pool="a", device="CPU")
+    assert plan == Layout((two, two, EngineSeat(1, ("math",), "b", "CPU")), 3, colocated=False, trainer_pool="t")
     view = fleet_of([None] * 3, [seat.tasks for seat in plan.engines]).view
     assert list(view.open_to("math")) == ["engine-2/1"]
     assert list(view.open_to("games")) == ["engine-0/1", "engine-1/1"]
@@ -65,12 +66,21 @@ def test_every_engine_has_the_cores_of_its_pool_and_the_tasks_that_prefer_it(tmp
 
 def test_a_colocated_pool_is_counted_once(tmp_path: Path) -> None:
     plan = laid_out(tmp_path, f"pools:\n{pool('all', 'colocated', 8, tensor_parallel=4)}")
-    assert plan == Layout((EngineSeat(4), EngineSeat(4)), 8, colocated=True)
+    four = EngineSeat(4, pool="all", device="CPU")
+    assert plan == Layout((four, four), 8, colocated=True, trainer_pool="all")
+
+
+def test_prefill_and_decode_pools_are_engines_of_these_roles(tmp_path: Path) -> None:
+    pools = pool("p", "prefill", 2, tensor_parallel=2) + pool("d", "decode", 2) + pool("t", "train", 4)
+    plan = laid_out(tmp_path, f"pools:\n{pools}")
+    decode = EngineSeat(1, (), "d", "CPU", "decode")
+    assert plan.engines == (EngineSeat(2, (), "p", "CPU", "prefill"), decode, decode)
 
 
 def test_a_measured_device_is_as_many_cores_as_it_was_measured_with(tmp_path: Path) -> None:
     pools = "".join(f"  - {{name: {role}, role: {role}, count: 1, device: mine}}\n" for role in ("rollout", "train"))
-    assert laid_out(tmp_path, f"pools:\n{pools}{MEASURED}") == Layout((EngineSeat(4),), 4, colocated=False)
+    plan = laid_out(tmp_path, f"pools:\n{pools}{MEASURED}")
+    assert plan == Layout((EngineSeat(4, pool="rollout", device="mine"),), 4, colocated=False, trainer_pool="train")
 
 
 @pytest.mark.parametrize(

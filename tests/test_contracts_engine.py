@@ -16,7 +16,18 @@ import torch
 from tests.world.durations import constant
 from tests.world.engine import SimulatedEngine
 
-from contracts.engine import BEHAVIOURS, UPDATES, Behaviour, EngineUnderTest, Main, check_engine
+from contracts.engine import (
+    BEHAVIOURS,
+    HANDOVERS,
+    UPDATES,
+    Behaviour,
+    EngineUnderTest,
+    Handover,
+    Main,
+    PairUnderTest,
+    check_engine,
+    check_pair,
+)
 from contracts.ray_workers import RayWorkers
 from rollweave.clock import Clock, run_virtual, run_wall
 from rollweave.config.control import InFlight
@@ -27,6 +38,7 @@ from rollweave.engines.protocol import Engine
 from rollweave.runtimes.ray_clients import RayEngineClient, RayEngineControl, WorkerHandle
 from rollweave.simulation.costs.roofline import EngineCosts
 from rollweave.simulation.hardware.engine import GpuEngine
+from rollweave.simulation.hardware.prefill import PrefillEngine
 from rollweave.trajectory import repeat_item
 from rollweave.weights.store import MemoryStore
 from torch_engine_reference import VOCABULARY, engine_of, random_model
@@ -103,7 +115,7 @@ class WholeRayEngine(RayEngineClient):
 
     def __init__(self, worker: WorkerHandle, client: str) -> None:
         super().__init__(worker, client)
-        self._control = RayEngineControl(worker)
+        self._control = RayEngineControl(worker, lambda worker, call: call)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._control, name)
@@ -178,3 +190,52 @@ def test_an_engine_on_ray_updates_as_in_flight_says(
     in_flight: InFlight, behaviour: Behaviour, ray_workers: RayWorkers
 ) -> None:
     check_engine(behaviour, Ray(in_flight, ray_workers))
+
+
+# ------------------------------------------------------------------------------------- prefill and decode engines
+
+
+class TorchPair(Torch):
+    @asynccontextmanager
+    async def started(self, clock: Clock) -> AsyncIterator[tuple[Engine, Engine, object]]:  # type: ignore[override]
+        async with super().started(clock) as prefill, super().started(clock) as decode:
+            yield prefill, decode, prefill
+
+
+class GpuModelPair(GpuModel):
+    @asynccontextmanager
+    async def started(self, clock: Clock) -> AsyncIterator[tuple[Engine, Engine, object]]:  # type: ignore[override]
+        prefill = PrefillEngine(clock, EngineCosts(MODELS["qwen3-8b"], DEVICES["H800"], Constants()))
+        yield prefill, self.make(clock), prefill
+
+
+@dataclass
+class RayPair(Ray):
+    """Two processes: the KV cache passes from one to the other."""
+
+    long_answer: int = 60
+
+    @asynccontextmanager
+    async def started(self, clock: Clock) -> AsyncIterator[tuple[Engine, Engine, object]]:  # type: ignore[override]
+        handles = [self.workers.engine(self.in_flight, name) for name in ("prefill", "decode")]
+        prefill, decode = [WholeRayEngine(handle, f"pair-{next(_clients)}") for handle in handles]
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(engine.run()) for engine in (prefill, decode)]
+            yield prefill, decode, handles[0]
+            for task in running:
+                task.cancel()
+
+
+PAIRS: dict[str, Callable[[InFlight], PairUnderTest]] = {"torch": TorchPair, "gpu-model": GpuModelPair}
+
+
+@pytest.mark.parametrize("behaviour", HANDOVERS, ids=name_of)
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_prefill_engine_hands_over_to_a_decode_engine(kind: str, behaviour: Handover) -> None:
+    check_pair(behaviour, PAIRS[kind]("recompute"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("behaviour", HANDOVERS, ids=name_of)
+def test_a_prefill_engine_hands_over_from_process_to_process(behaviour: Handover, ray_workers: RayWorkers) -> None:
+    check_pair(behaviour, RayPair("recompute", ray_workers))

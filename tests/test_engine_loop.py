@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from puppets import request
 from rollweave.clock import Clock, run_virtual, run_wall
+from rollweave.config.cluster import Slowdown
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Completion, EngineStats, Pull, Request
 from rollweave.weights.buckets import Fingerprint
@@ -127,3 +131,49 @@ def test_what_is_said_during_a_step_in_a_thread_waits_for_its_end() -> None:
 
     assert run_wall(main) == ["stop", "aborted"], "who had ended could not be aborted"
     assert core.told == ["add a", "step", "add b", "abort a", "abort b", "release a"]
+
+
+class Timed(Core):
+    """Each step computes 2 ms of contexts and 1 ms of answers, it says; the third ends a request under version 1."""
+
+    def __init__(self) -> None:
+        super().__init__(patience=0.0)
+        self.counted = EngineStats()
+
+    def step(self) -> list[Completion]:
+        self.steps += 1
+        now = self.counted
+        self.counted = replace(
+            now,
+            busy_seconds=now.busy_seconds + 0.003,
+            prefill_seconds=now.prefill_seconds + 0.002,
+            version=self.steps // 3,
+        )
+        self.has_work = self.steps < 3
+        return [] if self.has_work else [Completion("a", [], "stop")]
+
+    def stats(self) -> EngineStats:
+        return self.counted
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "seconds", "prefill"),
+    [
+        (None, 0.0, 0.006),
+        (Slowdown(prefill=4.0), 3 * 0.006, 0.024),
+        (Slowdown(decode=11.0), 3 * 0.010, 0.006),
+        (Slowdown(prefill=2.0, decode=3.0, exchange_at=1), 2 * (0.002 + 0.002) + (0.004 + 0.001), 2 * 0.004 + 0.006),
+    ],
+)
+def test_a_slowed_engine_waits_and_counts_it_as_work(slowdown: Slowdown | None, seconds: float, prefill: float) -> None:
+    async def main(clock: Clock) -> tuple[float, EngineStats]:
+        loop = EngineLoop(Timed(), MemoryStore(), clock, slowdown=slowdown)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(loop.run())
+            await loop.generate(request("a"))
+            running.cancel()
+        return clock.now(), await loop.stats()
+
+    waited, stats = run_virtual(main)
+    assert waited == pytest.approx(seconds)
+    assert (stats.prefill_seconds, stats.busy_seconds) == pytest.approx((prefill, 0.009 + seconds))

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,14 @@ SMALL = [
 class Run:
     """`rollweave train` as a user starts it."""
 
-    def __init__(self, out: Path, steps: int, *overrides: str) -> None:
+    def __init__(
+        self, out: Path, steps: int, *overrides: str, program: Sequence[str] = ("-m", "rollweave.cli.main")
+    ) -> None:
         self.out = out
         self.steps = steps
         recipe = str(ROOT / "recipes" / "quickstart.yaml")
         words = ["train", recipe, *SMALL, f"training.steps={steps}", *overrides, "--out", str(out)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rollweave.cli.main", *words], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
+        self.process = subprocess.Popen([sys.executable, *program, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
     def until_step(self, step: int) -> None:
         """Returns when the view has shown a step: the next one is under way."""

@@ -85,6 +85,40 @@ def test_engines_come_and_go_nothing_is_lost_and_the_run_ends(
     routes_lead_to_engines_that_serve(result)
 
 
+@many(100)
+@given(
+    comings_and_goings,
+    st.sampled_from(PIPELINES),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.sampled_from([TransportModel(), LOSSY]),
+)
+def test_prefill_and_decode_engines_come_and_go_and_the_books_stay_exact(
+    outages: list[Outage],
+    pipeline: dict[str, Any],
+    engines: int,
+    prefill: int,
+    hosts: int,
+    transport: TransportModel,
+) -> None:
+    job = make_job(pipeline, seed=len(outages))
+    world = World(
+        engines=engines,
+        prefill=prefill,
+        hosts=hosts,
+        transport=transport,
+        outages=tuple(outages),
+        sync=SLOW_UPDATES,
+        token_seconds=constant(0.1),
+        environment=EnvironmentModel(turns=lambda rng: rng.randint(1, 5), step_seconds=lognormal(0.2, 1.0)),
+    )
+    result = run(job, world)
+    check_everything(job, world, result)
+    routes_lead_to_engines_that_serve(result)
+    assert all(not str(event.data["engine"]).startswith("prefill") for event in result.recorder.named("route"))
+
+
 def routes_lead_to_engines_that_serve(result: SimulatedRun) -> None:
     """Every episode is placed when it is leased, if an engine is open, and the driver places none on a closed one."""
     serving: set[str] = set()

@@ -8,7 +8,6 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,20 +20,46 @@ from rollweave.clock import Clock, run_virtual
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.protocol import Completion, EngineStats, Sampling, SteppedEngine
 from rollweave.errors import EngineGone, WorkerDied
-from rollweave.fleet.fleet import COUNTERS, GAUGES, EngineEntry, FleetUpdate
+from rollweave.fleet.fleet import COUNTERS, GAUGES, EngineEntry, Fleet, FleetUpdate
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.events import MemoryRecorder
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import Lease, Report
 from rollweave.runtimes import ray_workers
 from rollweave.runtimes.blueprint import Blueprint
+from rollweave.runtimes.layout import EngineSeat
 from rollweave.runtimes.ray_clients import Mishaps, Orders, RayEngineClient, RayEngineControl, Restarts, WorkerHandle
 from rollweave.runtimes.ray_keepers import Crew, EngineKeeper, HostKeeper
+from rollweave.runtimes.ray_nodes import RayNodes
 from rollweave.runtimes.ray_workers import EngineWorker
+from rollweave.runtimes.resources import ClusterNode, ResourceManager
 from rollweave.tasks import Task
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.shared_memory import LOCK, PREFIX, shared_folder, sweep
 from rollweave.weights.store import WeightStore
+
+HOME = ClusterNode("home", "here", 8)
+
+
+async def reachable(worker: WorkerHandle, call: Awaitable[Any]) -> Any:
+    return await call
+
+
+def crew_of(clock: Clock, recorder: MemoryRecorder, fleet: Fleet | None = None) -> Crew:
+    """A crew whose workers are all on the driver's machine."""
+    resources = ResourceManager(None, recorder, labelled=False, home=HOME.id)
+    resources.see([HOME])
+
+    async def look() -> list[ClusterNode]:
+        return [HOME]
+
+    nodes = RayNodes(HOME.id, resources, [], Path(), clock, recorder, _no_agent, look)
+    return Crew(clock, recorder, Restarts(recorder), fleet if fleet is not None else fleet_of([]), nodes)
+
+
+def _no_agent(node: ClusterNode) -> WorkerHandle:
+    raise AssertionError(f"{node} is not the driver's machine")
+
 
 # ------------------------------------------------------------------------------------------------- the books
 
@@ -58,7 +83,7 @@ def test_a_train_step_in_between_makes_it_bad_luck() -> None:
 def test_a_worker_that_does_not_start_is_a_named_wait() -> None:
     async def main(clock: Clock) -> None:
         recorder = MemoryRecorder(clock.now)
-        crew = Crew(clock, recorder, Restarts(recorder), fleet_of([]))
+        crew = crew_of(clock, recorder)
         never = PuppetEngine()
         never.ready = asyncio.Event().wait  # type: ignore[method-assign, assignment]
         starting = asyncio.ensure_future(crew.ready(cast(WorkerHandle, never)))
@@ -90,7 +115,8 @@ def test_deaths_and_restarts_are_events() -> None:
 def test_every_statistic_is_known_as_counter_or_gauge() -> None:
     """A new field is sorted here: what only ever grows is summed over an engine's lives, the rest is not."""
     counted = "steps sampled_tokens prefilled_tokens recomputed_tokens restarted_tokens evictions busy_seconds"
-    assert set(COUNTERS) == {*counted.split(), "recompute_seconds"}
+    handed = {"handed_tokens", "handed_bytes", "handover_seconds"}
+    assert set(COUNTERS) == {*counted.split(), "prefill_seconds", "recompute_seconds", *handed}
     assert {field.name for field in fields(EngineStats)} == {*COUNTERS, *GAUGES}
 
 
@@ -138,7 +164,7 @@ def test_what_a_dead_engine_had_not_answered_fails_and_so_does_what_comes_later(
 def test_a_command_that_the_engine_dies_of_fails_at_once(command: str, arguments: list[int]) -> None:
     async def main(clock: Clock) -> None:
         worker = PuppetEngine()
-        engine = RayEngineControl(cast(WorkerHandle, worker))
+        engine = RayEngineControl(cast(WorkerHandle, worker), reachable)
         await engine.prepare(4)
         worker.stuck.clear()
         doing = asyncio.ensure_future(getattr(engine, command)(*arguments))
@@ -156,10 +182,12 @@ def test_an_update_goes_on_without_an_engine_that_dies_of_it_and_the_successor_c
 
     async def main(clock: Clock) -> None:
         recorder = MemoryRecorder(clock.now)
-        crew = Crew(clock, recorder, Restarts(recorder), fleet_of([]))
+        crew = crew_of(clock, recorder)
         async with a_kept_engine(clock, crew) as lives, asyncio.TaskGroup() as tasks:
             other = PuppetEngine()
-            crew.fleet.join(EngineEntry("other/1", RayEngineControl(cast(WorkerHandle, other))))
+            crew.fleet.join(
+                EngineEntry("other/1", RayEngineControl(cast(WorkerHandle, other), crew.nodes.while_reachable))
+            )
             weights = WeightSync(PuppetTrainer(), crew.fleet, clock, recorder, timeout=9.0)
             welcoming = tasks.create_task(weights.welcome())
             await weights.publish(1)
@@ -187,7 +215,7 @@ def test_an_engine_that_takes_too_long_to_catch_up_is_ended_and_has_a_successor(
 
     async def main(clock: Clock) -> None:
         recorder = MemoryRecorder(clock.now)
-        crew = Crew(clock, recorder, Restarts(recorder), fleet_of([]))
+        crew = crew_of(clock, recorder)
         async with a_kept_engine(clock, crew) as lives, asyncio.TaskGroup() as tasks:
             weights = WeightSync(PuppetTrainer(), crew.fleet, clock, recorder, timeout=9.0)
             welcoming = tasks.create_task(weights.welcome())
@@ -216,7 +244,7 @@ class PuppetTrainer:
 def test_rates_never_go_negative_over_a_death() -> None:
     async def main(clock: Clock) -> None:
         recorder = MemoryRecorder(clock.now)
-        crew = Crew(clock, recorder, Restarts(recorder), fleet_of([]))
+        crew = crew_of(clock, recorder)
         async with a_kept_engine(clock, crew) as lives:
             lives[0].sampled = 50
             assert (await crew.fleet.look()).totals.sampled_tokens == 50
@@ -236,16 +264,17 @@ def test_rates_never_go_negative_over_a_death() -> None:
 async def a_kept_engine(clock: Clock, crew: Crew | None = None, doomed: int = 0) -> Any:
     """A crew with one engine. The first `doomed` successors die while they get ready."""
     recorder = MemoryRecorder(clock.now)
-    crew = crew or Crew(clock, recorder, Restarts(recorder), fleet_of([]))
+    crew = crew or crew_of(clock, recorder)
     spawned: list[PuppetEngine] = []
 
-    def spawn() -> WorkerHandle:
+    async def spawn(name: str, seat: EngineSeat, spare_for: ClusterNode | None) -> WorkerHandle:
         spawned.append(PuppetEngine())
         if 0 < len(spawned) - 1 <= doomed:
             spawned[-1].end()
         return cast(WorkerHandle, spawned[-1])
 
-    keeper = EngineKeeper(crew, spawn)
+    keeper = EngineKeeper(crew, "engine", EngineSeat(1), spawn)
+    await keeper.begin()
     await keeper.start()
     task = asyncio.ensure_future(keeper.run())
     await settle()
@@ -300,12 +329,12 @@ class Stagehands:
     def __init__(self, clock: Clock) -> None:
         self.recorder = MemoryRecorder(clock.now)
         self.fleet = fleet_of([])
-        self.crew = Crew(clock, self.recorder, Restarts(self.recorder), self.fleet)
+        self.crew = crew_of(clock, self.recorder, self.fleet)
         self.dispatcher = Dispatcher(self.fleet)
         self.reports: list[Report] = []
         self.hosts: dict[str, list[PuppetHost]] = {"host-0": [], "host-1": []}
 
-    def spawn(self, name: str, client: str, fleet: FleetUpdate) -> WorkerHandle:
+    async def spawn(self, name: str, client: str, fleet: FleetUpdate) -> WorkerHandle:
         host = PuppetHost(name, client, fleet)
         self.hosts[name].append(host)
         return cast(WorkerHandle, host)
@@ -313,9 +342,8 @@ class Stagehands:
     @asynccontextmanager
     async def at_work(self) -> Any:
         async with a_kept_engine(self.crew.clock, self.crew) as engines:
-            keepers = [
-                HostKeeper(self.crew, name, partial(self.spawn, name), self.dispatcher, 2) for name in self.hosts
-            ]
+            keepers = [HostKeeper(self.crew, name, self.spawn, self.dispatcher, 2) for name in self.hosts]
+            await asyncio.gather(*(keeper.begin() for keeper in keepers))
             await asyncio.gather(*(keeper.start() for keeper in keepers))
             tasks = [asyncio.ensure_future(keeper.run()) for keeper in keepers]
             await settle()
@@ -415,7 +443,12 @@ def test_an_error_that_is_no_death_ends_the_run_as_it_is() -> None:
 
         stage = Stagehands(clock)
         async with stage.at_work():
-            keeper = EngineKeeper(stage.crew, lambda: cast(WorkerHandle, BrokenEngine()))
+
+            async def spawn(name: str, seat: EngineSeat, spare_for: ClusterNode | None) -> WorkerHandle:
+                return cast(WorkerHandle, BrokenEngine())
+
+            keeper = EngineKeeper(stage.crew, "broken", EngineSeat(1), spawn)
+            await keeper.begin()
             with pytest.raises(KeyError, match="a bug"):
                 await keeper.run()
 

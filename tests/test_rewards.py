@@ -70,6 +70,12 @@ def test_step_rewards_and_weighted_functions_add_up(folder: Path) -> None:
     assert played.info == {"reward_parts": {"judge": {"style": 0.5}}}
 
 
+def test_a_function_may_be_for_some_tasks_only(folder: Path) -> None:
+    configs = [RewardConfig(function="mine.py:yes", tasks=(task,), name=task) for task in ("prompts", "other")]
+    assert scored(folder, *configs).rewards == {"environment": 0.5, "prompts": 1.0}
+    assert Scorer(configs, folder).awaited(trajectory("answer")) == ("prompts",)
+
+
 def test_functions_given_in_python_count_like_named_ones(folder: Path) -> None:
     played = trajectory("answer")
     given = NamedReward("mine", lambda t: len(t.turns), 2.0, "mine")

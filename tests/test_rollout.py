@@ -256,7 +256,13 @@ class FailingScorer:
         raise RewardFailed("no score today")
 
 
-def play(scorer: Any = None, max_context: int = 200, max_turns: int = 10, **behaviour: Any) -> tuple[Report, Scripted]:
+def play(
+    scorer: Any = None,
+    max_context: int = 200,
+    max_turns: int = 10,
+    turn_limits: Mapping[str, int] | None = None,
+    **behaviour: Any,
+) -> tuple[Report, Scripted]:
     async def main(clock: Clock) -> tuple[Report, Scripted]:
         environment = Scripted(clock, **behaviour)
         engine: Engine = SimulatedEngine(clock, constant(0.1), lambda rng: 3)
@@ -269,6 +275,7 @@ def play(scorer: Any = None, max_context: int = 200, max_turns: int = 10, **beha
             rollout=RolloutConfig(
                 deadlines=Deadlines(env_reset=5.0, env_step=5.0), max_turns=max_turns, max_context=max_context
             ),
+            turn_limits=turn_limits or {},
         )
         lease = Lease("0.0.0", 0, 0, 0, TASK, 1, Sampling(), 0)
         return await EnvManager(stage, lease).play(), environment
@@ -290,6 +297,12 @@ def test_turn_and_context_limits_truncate() -> None:
     report, _ = play(turns=100, max_context=40)
     assert report.trajectory.outcome is Outcome.TRUNCATED
     assert report.trajectory.length <= 40
+
+
+@pytest.mark.parametrize(("limits", "turns"), [({TASK.environment: 2}, 2), ({"other": 2}, 4)])
+def test_a_task_may_have_a_turn_limit_of_its_own(limits: dict[str, int], turns: int) -> None:
+    report, _ = play(turns=100, max_turns=4, turn_limits=limits)
+    assert (report.trajectory.outcome, len(report.trajectory.turns)) == (Outcome.TRUNCATED, turns)
 
 
 def test_infrastructure_failures_have_an_outcome_a_cause_and_no_reward() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollweave.engines.protocol import Request, Sampling
 from rollweave.errors import RunFolderError
 from rollweave.rollout.state import FORMAT, OpenGroup, SchedulerState, adapter, pack, unpack
 from rollweave.tasks import Task
@@ -90,6 +92,19 @@ def test_a_view_is_pickled_without_the_memory_behind_it() -> None:
     assert len(pickle.dumps(context.view()[:10])) < 400
 
 
+def test_a_request_reaches_another_process_with_every_field_and_without_the_memory_behind_it() -> None:
+    context = TokenBuffer(token_ids(range(10_000)))
+    begun = span_of([1], [-1.0], [-2.0], 3, Transform(0.5), 2)
+    sent = Request("1.0.0#2", "1.0.0", context.view()[:10], 7, Sampling(9), "maze", (begun,), "engine-1/1")
+    defaults = [one.name for one in fields(Request) if np.array_equal(getattr(sent, one.name), one.default)]
+    assert not defaults, "give every field a value of its own here"
+    pickled = pickle.dumps(sent)
+    got = pickle.loads(pickled)
+    assert len(pickled) < 1000
+    assert all(np.array_equal(getattr(got, one.name), getattr(sent, one.name)) for one in fields(Request))
+    assert (got.tokens.dtype, got.begun[0]) == (np.int32, begun)
+
+
 # ---------------------------------------------------------------------------------------------------- checkpoints
 
 logprobs = st.floats(-100, 0, width=32)
@@ -115,6 +130,19 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         made.observe(draw(st.lists(st.integers(0, 300), max_size=4).map(token_ids)))
         made.answer(draw(st.lists(spans(), max_size=3)), "text", "stop")
     return made
+
+
+@given(trajectories())
+@settings(deadline=None)
+def test_a_trajectory_reaches_another_process_to_the_last_bit(made: Trajectory) -> None:
+    made.cause = "a word"
+    if made.turns:
+        made.length  # noqa: B018 (it is measured before it is sent)
+    got = pickle.loads(pickle.dumps(made))
+    assert got == made
+    types = [[None if a is None else a.dtype for a in (s.tokens, s.logprobs, s.raw_logprobs)] for s in got.spans()]
+    assert all(a in (np.int32, np.float32, None) for some in types for a in some)
+    assert got.length == made.length and got.oldest_version == made.oldest_version
 
 
 @st.composite

@@ -139,6 +139,7 @@ NOT_BAGS = {
     "RunState": "a component's own state",
     "DriverState": "what a checkpoint keeps: plain data",
     "EngineEntry": "a component's own state",
+    "Places": "an observer",
     "EngineInfo": "a message",
     "FleetUpdate": "a message",
     "RouteAsk": "a question",

@@ -24,7 +24,7 @@ from rollweave.config.base import Section
 from rollweave.observability.catalogue import all_metrics, find
 
 CODE = ("src", "bench", "tools", "tests")
-KEPT = (*CODE, "docs", "recipes")
+KEPT = (*CODE, "deploy", "docs", "recipes")
 WORD = re.compile(r"[A-Za-z_]\w*")
 
 

@@ -22,10 +22,10 @@ GROUP_SIZE = 8
 
 def turns_per_second(environments: int, turns: int) -> float:
     """Plays at least that many turns, `environments` episodes at a time."""
-    return run_wall(lambda clock: _run(_job(environments, turns), clock))
+    return run_wall(lambda clock: _run(null_job(environments, turns), clock))
 
 
-def _job(environments: int, turns: int) -> Job:
+def null_job(environments: int, turns: int, **sections: object) -> Job:
     """A step consumes at least as many episodes as run at once: at alpha = 1 the next ones always wait to start."""
     groups = max(64, environments // GROUP_SIZE)
     return Job.model_validate(
@@ -41,6 +41,7 @@ def _job(environments: int, turns: int) -> Job:
             "training": {"steps": max(1, turns // (groups * GROUP_SIZE * TURNS)), "loss": {"denominator": "behaviour"}},
             "evaluation": {"every": 0},
             "checkpoint": {"every": 0},
+            **sections,
         }
     )
 

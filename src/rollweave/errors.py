@@ -5,6 +5,8 @@ Programming errors (TypeError, AssertionError, ...) are not wrapped and always s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class RollweaveError(Exception):
     """An error that the user can fix. The message says what is wrong, where, and how to fix it.
@@ -44,9 +46,21 @@ class EngineGone(RollweaveError):
 class WorkerDied(RollweaveError):
     """A process of the run has died; `worker` is its name: `engine`, `trainer`, `host-0` ..."""
 
-    def __init__(self, message: str, worker: str = "") -> None:
+    def __init__(self, message: str, worker: str = "", out_of_reach: bool = False) -> None:
+        """`out_of_reach`: its machine does not answer; the process itself may have done nothing wrong."""
         super().__init__(message)
         self.worker = worker
+        self.out_of_reach = out_of_reach
+
+
+class WorkersFailed(RollweaveError):
+    """A call of several workers of a `Cluster` failed on some of them, or could not be made."""
+
+    def __init__(self, message: str, results: Mapping[int, object], failures: Mapping[int, BaseException]) -> None:
+        super().__init__(message)
+        self.results = results
+        """By rank: what the others have done."""
+        self.failures = failures
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

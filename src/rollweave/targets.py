@@ -2,7 +2,7 @@
 
 A file name is relative to the folder of the job file. The file is loaded once per process, and again when it has
 changed. Its folder is added to the end of `sys.path`, so that it can import files beside it but cannot hide an
-installed package.
+installed package. In a worker on another machine the folder has travelled, and lies elsewhere (`MOVED_FOLDERS`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import json
+import os
 import sys
 import traceback
 from collections.abc import Iterable
@@ -18,6 +20,10 @@ from pathlib import Path
 from types import ModuleType
 
 from rollweave.errors import ConfigError
+
+MOVED_FOLDERS = "ROLLWEAVE_MOVED_FOLDERS"
+"""The variable that says, as JSON, where the folders of the driver's machine lie on this one. A variable, because the
+processes that a worker starts need it too."""
 
 
 def load_target(target: str, base: Path) -> object:
@@ -57,7 +63,7 @@ def blame(error: BaseException, file: str | None = None) -> str:
 
 
 def _load_file(path: Path, target: str) -> ModuleType:
-    path = path.resolve()
+    path = _here(path.resolve())
     if not path.is_file():
         files = [other.name for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise ConfigError(f"{target}: no such file: {path}{nearest(path.name, files)}")
@@ -87,6 +93,12 @@ def _load_module(name: str, base: Path, target: str) -> ModuleType:
             fix = f"no module {error.name!r}; install it, or name a file: `{name.split('.')[-1]}.py:...`"
             raise ConfigError(f"{target}: {fix}") from error
         raise ConfigError(f"{target}: the module cannot be imported: {blame(error)}") from error
+
+
+def _here(path: Path) -> Path:
+    """Where a file of the driver's machine lies on this one."""
+    moved = json.loads(os.environ.get(MOVED_FOLDERS, "{}")).get(str(path.parent))
+    return path if moved is None else Path(moved) / path.name
 
 
 def _see(folder: Path) -> None:

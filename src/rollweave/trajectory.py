@@ -19,9 +19,11 @@ items like any other, but own no memory.
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -171,6 +173,12 @@ class Span:
     def sampled(self) -> bool:
         return self.version is not None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its arrays travel as bytes. They are small and many: as arrays they would cost most of what it costs to send
+        an answer or a trajectory to another process (bench/envs)."""
+        tokens, logprobs, raw_logprobs, *others = _span_fields(self)
+        return _span_of_bytes, (tokens.tobytes(), _bytes_of(logprobs), _bytes_of(raw_logprobs), *others)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Span):
             return NotImplemented
@@ -185,6 +193,22 @@ class Span:
         if len(self.logprobs) != len(self.tokens) or len(self.raw_logprobs) != len(self.tokens):
             return f"{len(self.tokens)} sampled tokens carry {len(self.logprobs)} log-probs"
         return None if _finite(self.logprobs) else "a behaviour log-prob is not finite"
+
+
+_span_fields = attrgetter(*(one.name for one in fields(Span)))
+
+
+def _bytes_of(values: Logprobs | None) -> bytes | None:
+    return None if values is None else values.tobytes()
+
+
+def _span_of_bytes(tokens: bytes, logprobs: bytes | None, raw_logprobs: bytes | None, *others: Any) -> Span:
+    return Span(
+        np.frombuffer(tokens, np.int32),
+        None if logprobs is None else np.frombuffer(logprobs, np.float32),
+        None if raw_logprobs is None else np.frombuffer(raw_logprobs, np.float32),
+        *others,
+    )
 
 
 def _finite(values: Logprobs) -> bool:
@@ -240,6 +264,13 @@ class Trajectory(_Measured):
     def __post_init__(self) -> None:
         self._note_sizes(None)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its turns travel as one string of bytes. Ray's own pickler looks at each object in Python, because it may be
+        one that only Ray can send; what a user has put beside the turns may be, the turns are not."""
+        id, group, member, task, turns, *others = _trajectory_fields(self)
+        sent = pickle.dumps(turns, pickle.HIGHEST_PROTOCOL)
+        return _trajectory_of_bytes, (sent, self._sizes, id, group, member, task, *others)
+
     def observe(self, tokens: TokenIds) -> None:
         """Append the tokens of an observation and open a turn."""
         self.turns.append(Turn(Span(tokens)))
@@ -287,6 +318,17 @@ class Trajectory(_Measured):
         sizes = (given + sampled, sampled, oldest)
         self._note_sizes(sizes)
         return sizes
+
+
+_trajectory_fields = attrgetter(*(one.name for one in fields(Trajectory)))
+
+
+def _trajectory_of_bytes(
+    turns: bytes, sizes: tuple[int, int, int] | None, id: str, group: int, member: int, task: Task, *others: Any
+) -> Trajectory:
+    made = Trajectory(id, group, member, task, pickle.loads(turns), *others)
+    made._note_sizes(sizes)
+    return made
 
 
 @dataclass(slots=True)

@@ -263,6 +263,14 @@ async def gauges_say_what_is_open(use: EngineInUse) -> None:
 # -------------------------------------------------------------------------------------------------- new weights
 
 
+async def the_time_of_contexts_is_part_of_the_busy_time(use: EngineInUse) -> None:
+    await asyncio.gather(*(use.engine.generate(request(seed, PROMPT * 4, max_tokens=9)) for seed in range(3)))
+    stats, began = await use.engine.stats(), use.began
+    contexts = stats.prefill_seconds - began.prefill_seconds
+    assert 0.0 <= contexts < stats.busy_seconds - began.busy_seconds
+    assert (contexts > 0.0) == (stats.computed_tokens > began.computed_tokens)
+
+
 async def only_a_prepared_version_can_be_committed(use: EngineInUse) -> None:
     version = use.began.version
     with pytest.raises(ValueError, match=f"version {version + 3} is not prepared"):
@@ -343,6 +351,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     a_moved_request_goes_on_where_it_was,
     a_suspended_engine_draws_nothing_until_all_have_resumed_it,
     gauges_say_what_is_open,
+    the_time_of_contexts_is_part_of_the_busy_time,
     only_a_prepared_version_can_be_committed,
     a_committed_version_is_the_one_that_was_prepared,
     preparing_does_not_disturb_an_answer,
@@ -355,5 +364,91 @@ def check_engine(behaviour: Behaviour, kind: EngineUnderTest) -> None:
     async def main(clock: Clock) -> None:
         async with kind.started(clock) as engine:
             await behaviour(EngineInUse(engine, kind, clock, await engine.stats()))
+
+    kind.run(main)
+
+
+# ------------------------------------------------------------------------------------- prefill and decode engines
+
+
+class PairUnderTest(Protocol):
+    """How a prefill engine and a decode engine of one kind are made."""
+
+    draws_tokens: bool
+    long_answer: int
+    tick: float
+
+    def run(self, main: Main) -> None: ...
+
+    def started(self, clock: Clock) -> AbstractAsyncContextManager[tuple[Engine, Engine, object]]:
+        """The prefill engine, the decode engine, and the prefill engine's address."""
+        ...
+
+
+@dataclass(slots=True)
+class PairInUse:
+    kind: PairUnderTest
+    clock: Clock
+    prefill: Engine
+    decode: Engine
+    address: object
+    """Of the prefill engine."""
+
+    async def answered(self, asked: Request) -> Completion:
+        """As the proxy does it."""
+        context = await self.prefill.generate(replace(asked, decode_on="decode"))
+        assert (context.id, tokens(context), context.finish) == (asked.id, [], "stop")
+        return await self.decode.generate(replace(asked, kv_from=self.address))
+
+
+async def an_answer_that_was_handed_over_is_the_one_of_one_engine(use: PairInUse) -> None:
+    whole, answer = await use.decode.generate(request(max_tokens=12)), await use.answered(request(max_tokens=12))
+    assert tokens(answer) == tokens(whole)
+    for one, other in zip(answer.spans, whole.spans, strict=True):
+        assert (one.version, one.kv_version) == (other.version, other.kv_version)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+async def a_later_turn_hands_over_only_what_is_new(use: PairInUse) -> None:
+    before, computed = await use.decode.stats(), await use.prefill.stats()
+    first = request(max_tokens=8)
+    answered = await use.answered(first)
+    longer = token_ids([*first.tokens, *tokens(answered), *PROMPT])
+    again = await use.answered(replace(first, id=f"{first.trajectory}#1", tokens=longer))
+    assert len(tokens(again)) == 8
+    after, prefill = await use.decode.stats(), await use.prefill.stats()
+    assert prefill.prefilled_tokens - computed.prefilled_tokens == len(longer)
+    assert prefill.sampled_tokens == computed.sampled_tokens
+    assert after.prefilled_tokens - before.prefilled_tokens <= 2, "but for the tokens from which it samples"
+    handed = after.handed_tokens - before.handed_tokens + prefill.handed_tokens - computed.handed_tokens
+    assert 2 * len(PROMPT) - 2 <= handed <= len(longer)
+    for engine in (use.prefill, use.decode):
+        engine.release(first.trajectory)
+
+
+async def a_context_may_be_given_up_while_it_is_computed(use: PairInUse) -> None:
+    asked = request(max_tokens=8)
+    await use.prefill.suspend()
+    context = asyncio.ensure_future(use.prefill.generate(replace(asked, decode_on="decode")))
+    await use.clock.sleep(use.kind.tick)
+    use.prefill.abort(asked.id)
+    await use.prefill.resume()
+    assert tokens(await context) == []
+    assert len(tokens(await use.answered(asked))) == 8, "it may be asked for again"
+
+
+Handover = Callable[[PairInUse], Awaitable[None]]
+
+HANDOVERS: tuple[Handover, ...] = (
+    an_answer_that_was_handed_over_is_the_one_of_one_engine,
+    a_later_turn_hands_over_only_what_is_new,
+    a_context_may_be_given_up_while_it_is_computed,
+)
+
+
+def check_pair(behaviour: Handover, kind: PairUnderTest) -> None:
+    async def main(clock: Clock) -> None:
+        async with kind.started(clock) as (prefill, decode, address):
+            await behaviour(PairInUse(kind, clock, prefill, decode, address))
 
     kind.run(main)

@@ -25,18 +25,20 @@ class RayWorkers:
         self._started: dict[str, WorkerHandle] = {}
         self._running: list[Any] = []
 
-    def engine(self, in_flight: str) -> WorkerHandle:
-        if in_flight not in self._started:
-            self._started[in_flight] = worker = self._start(EngineWorker, in_flight)
+    def engine(self, in_flight: str, name: str = "engine") -> WorkerHandle:
+        """`name`: several engines of one kind."""
+        key = f"{name}-{in_flight}"
+        if key not in self._started:
+            self._started[key] = worker = self._start(EngineWorker, in_flight, key)
             self._running.append(worker.actor.run.remote())
-        return self._started[in_flight]
+        return self._started[key]
 
     def trainer(self) -> WorkerHandle:
         """A fresh core in the same process."""
         import ray
 
         if "trainer" not in self._started:
-            self._started["trainer"] = self._start(TrainerWorker, "recompute")
+            self._started["trainer"] = self._start(TrainerWorker, "recompute", "trainer")
         else:
             ray.get(self._started["trainer"].actor.ready.remote())
         return self._started["trainer"]
@@ -44,12 +46,12 @@ class RayWorkers:
     def weights(self) -> dict[str, Any]:
         return Blueprint(job("recompute"), self.policy, EnvironmentFactory({})).trainer().weights()
 
-    def _start(self, kind: type, in_flight: str) -> WorkerHandle:
+    def _start(self, kind: type, in_flight: str, name: str) -> WorkerHandle:
         import ray
 
-        log = self.store.folder / f"{kind.__name__}-{in_flight}.log"
+        log = self.store.folder / f"{name}.log"
         blueprint = Blueprint(job(in_flight), self.policy, EnvironmentFactory({}))
-        actor = ray.remote(kind).options(num_cpus=0).remote(blueprint, self.store.folder, log)
+        actor = ray.remote(kind).options(num_cpus=0).remote(blueprint, self.store, log)
         ray.get(actor.ready.remote())
         return WorkerHandle(actor, log.stem, log)
 

@@ -128,6 +128,8 @@ class SimulatedEngine(ModelledEngine):
         self._witness = witness or Witness()
         self._stats = EngineStats()
         self._open: dict[str, Answer] = {}
+        self._contexts: dict[str, asyncio.Future[Completion]] = {}
+        """By request: what is asked of it as a prefill engine."""
         self._caches: dict[str, int] = {}
         """Trajectory -> the version its KV cache began with."""
         self._suspensions = 0
@@ -135,6 +137,8 @@ class SimulatedEngine(ModelledEngine):
 
     async def generate(self, request: Request) -> Completion:
         self._check_alive()
+        if request.decode_on is not None:
+            return await self._compute_context(request)
         answer = Answer(request, self._token_seconds, self._answer_tokens)
         self._begin(answer)
         try:
@@ -148,7 +152,22 @@ class SimulatedEngine(ModelledEngine):
         self._witness.answer(request, completion)
         return completion
 
+    async def _compute_context(self, request: Request) -> Completion:
+        """As a prefill engine does it, in the time of a token."""
+        done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._contexts[request.id] = done
+        seconds = self._token_seconds(generator(request.seed, "context"))
+        completion = Completion(request.id, list(request.begun), "stop")
+        timer = asyncio.get_running_loop().call_later(seconds, _end_context, done, completion)
+        try:
+            return await done
+        finally:
+            timer.cancel()
+            del self._contexts[request.id]
+
     def abort(self, request_id: str) -> None:
+        if request_id in self._contexts:
+            _end_context(self._contexts[request_id], Completion(request_id, [], "aborted"))
         answer = self._open.get(request_id)
         if answer is not None and not answer.done.done():
             self._catch_up(answer)
@@ -200,6 +219,9 @@ class SimulatedEngine(ModelledEngine):
         """The process is gone, and with it every cache and every token that was not yet answered."""
         self._stand_still()
         self._dead = True
+        for context in self._contexts.values():
+            if not context.done():
+                context.set_exception(self._gone())
         for answer in self._open.values():
             if not answer.done.done():
                 self._witness.redrawn[answer.request.id] += answer.drawn_here
@@ -268,3 +290,8 @@ class SimulatedEngine(ModelledEngine):
             if not answer.done.done():
                 answer.delay(self._clock.now() - max(self._standing_since, answer.began))
                 self._set_timer(answer)
+
+
+def _end_context(done: asyncio.Future[Completion], completion: Completion) -> None:
+    if not done.done():
+        done.set_result(completion)

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -29,7 +30,7 @@ from tests.world.witness import Witness
 from rollweave.clock import Clock
 from rollweave.config.control import ControlConfig
 from rollweave.config.job import Job
-from rollweave.fleet.fleet import EngineEntry, Fleet
+from rollweave.fleet.fleet import EngineEntry, EngineRole, Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.assemble import assemble
@@ -63,6 +64,8 @@ class World:
     outages: tuple[Outage, ...] = ()
     hosts: int = 1
     engines: int = 1
+    prefill: int = 0
+    """Engines beside them that compute contexts; the others then only decode."""
     permits: MakePermits | None = None
     """How the job comes by pools that it shares with others."""
 
@@ -141,7 +144,9 @@ def _engines(
         engines.append(engine)
         return engine
 
-    seats = [Seat(fleet, "engine", number, make, EngineEntry) for number in range(world.engines)]
+    answers: EngineRole = "decode" if world.prefill else "rollout"
+    seats = [Seat(fleet, "engine", n, make, partial(EngineEntry, role=answers)) for n in range(world.engines)]
+    seats += [Seat(fleet, "prefill", n, make, partial(EngineEntry, role="prefill")) for n in range(world.prefill)]
     for seat in seats:
         seat.begin()
     return seats, engines

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from rollweave.cli.cluster import cluster, scale
 from rollweave.cli.daemon import app as daemon_app
 from rollweave.cli.doctor import doctor
 from rollweave.cli.env import app as env_app
@@ -37,7 +38,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command("eval")(evaluate)
-for command in (status, replay, report, trace, simulate, doctor, submit, jobs, cancel, profile, plan):
+for command in (status, replay, report, trace, simulate, doctor, submit, jobs, cancel, profile, plan, cluster, scale):
     app.command()(command)
 app.add_typer(env_app, name="env")
 app.add_typer(daemon_app, name="daemon")
@@ -73,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in words or os.environ.get("ROLLWEAVE_DEBUG", "") not in ("", "0")
     words = [word for word in words if word != "--debug"]
     try:
-        if words[:1] == ["cluster"]:
-            raise RollweaveError("`rollweave cluster` is now called `rollweave daemon`: daemon start | status | stop")
+        if words[:1] == ["cluster"] and words[1:2] in (["start"], ["stop"], ["status"]):
+            raise RollweaveError("the daemon's commands are `rollweave daemon start | status | stop`")
         app(words, prog_name="rollweave")
     except RollweaveError as error:
         if debug:

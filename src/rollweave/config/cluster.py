@@ -23,6 +23,22 @@ GENERATES = frozenset({"rollout", "colocated", "prefill", "decode"})
 TRAINS = frozenset({"train", "colocated"})
 
 
+class Slowdown(Section):
+    """Lets a device stand for a slower one: each step of its engines takes longer, by waiting and not by computing."""
+
+    prefill: Annotated[float, Field(ge=1.0)] = 1.0
+    """How many times as long contexts take."""
+    decode: Annotated[float, Field(ge=1.0)] = 1.0
+    """How many times as long answers take."""
+    exchange_at: PositiveInt | None = None
+    """From this version on the two factors are exchanged; none: never."""
+
+    def at(self, version: int) -> tuple[float, float]:
+        """The factors of prefill and decode while the engines have this version."""
+        exchanged = self.exchange_at is not None and version >= self.exchange_at
+        return (self.decode, self.prefill) if exchanged else (self.prefill, self.decode)
+
+
 class Pool(Section):
     """Devices of one class that do the same work."""
 
@@ -44,6 +60,15 @@ class Pool(Section):
     """Requests that an engine runs at once; none: `slots` of the constants."""
     kv_tokens: PositiveInt | None = None
     """Tokens that fit into the KV cache of an engine; none: as many as the memory has room for beside the weights."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """What the pool's nodes carry as Ray node labels (`ray start --labels`); none: `pool: NAME`. A private Ray on this
+    machine has no labels: there a pool is a number of its cores."""
+    slowdown: Slowdown | None = None
+    """For tests and comparisons: its engines are slower than the device, by known factors."""
+
+    @property
+    def node_labels(self) -> dict[str, str]:
+        return self.labels or {"pool": self.name}
 
     @property
     def workers(self) -> int:
@@ -83,6 +108,11 @@ class ClusterConfig(Section):
                 raise ValueError(
                     f"pool {pool.name}: {pool.count} devices cannot be divided into engines of "
                     f"{pool.tensor_parallel} (tensor_parallel)"
+                )
+            if pool.slowdown is not None and pool.role in ("train", "prefill", "reward", "environment"):
+                raise ValueError(
+                    f"pool {pool.name}: slowdown is for engines that sample answers, and role: {pool.role} does not: "
+                    "remove it"
                 )
             if names.count(pool.name) > 1:
                 raise ValueError(f"two pools are called {pool.name}: give each a name of its own")

@@ -75,6 +75,10 @@ class RolloutConfig(Section):
     """Extra members of each group: the first `group_size` to finish form the group, the others are cancelled."""
     filter: Literal["none", "zero_variance"] = "none"
     """`zero_variance`: a group whose members all got the same reward teaches nothing and is replaced."""
+    affinity: Literal["auto", "least_held"] = "auto"
+    """How a trajectory gets its engine if engines of several pools are open to its task. `auto`: the pool where it is
+    expected to end first, by what the run learns of its tasks and pools. `least_held`: the engine that holds the fewest
+    trajectories (baseline). A pool with `tasks` in the cluster file decides it for those tasks."""
     concurrency: Literal["fixed", "adaptive"] = "fixed"
     """`adaptive`: fewer episodes run at once while the engines evict KV caches, and never more than `environments`."""
     deadlines: Deadlines = Deadlines()

@@ -86,6 +86,8 @@ class MixtureMember(Section):
     weight: PositiveFloat = 1.0
     name: str = ""
     """The name of its tasks; default: the environment's type."""
+    max_turns: PositiveInt | None = None
+    """Instead of `rollout.max_turns`, for these tasks; none: that."""
 
 
 class MixtureConfig(Section):
@@ -98,3 +100,10 @@ class MixtureConfig(Section):
 EnvironmentConfig = Annotated[
     FrozenLakeConfig | PromptsConfig | PythonEnvironmentConfig | MixtureConfig, Field(discriminator="type"), _IN_SHORT
 ]
+
+
+def task_names(config: EnvironmentConfig) -> list[str]:
+    """The names of the tasks of a job: those of its environments."""
+    if not isinstance(config, MixtureConfig):
+        return [config.type]
+    return [member.name or member.environment.type for member in config.of]

@@ -23,7 +23,7 @@ from rollweave.config.control import (
     WeightsConfig,
 )
 from rollweave.config.engines import EngineConfig, TorchEngineConfig, VllmEngineConfig
-from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig
+from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig, task_names
 from rollweave.config.training import TrainingConfig
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -127,6 +127,8 @@ class RewardConfig(Section):
     name: str = ""
     """Shown in metrics as reward/<name>; default: the function's name."""
     weight: float = 1.0
+    tasks: tuple[str, ...] = ()
+    """Names of the tasks that it scores; none: all."""
 
 
 # ----------------------------------------------------------------------------------- where it runs
@@ -220,6 +222,7 @@ class Job(Section):
                 "pipeline.in_flight=keep needs engine.type=torch: vLLM shares its cache between trajectories and does "
                 "not say which version computed which part of it; set pipeline.in_flight=recompute"
             )
+        self._check_task_names()
         if self.pipeline.alpha > 0 and self.training.ignores_staleness:
             raise ValueError(
                 f"training.loss.denominator=proximal ignores staleness, but {self.pipeline.type} trains stale data "
@@ -238,6 +241,16 @@ class Job(Section):
                 "too: set rollout.filter=none, or training.advantage.type=grpo"
             )
         return self
+
+    def _check_task_names(self) -> None:
+        """Refuse a reward for tasks that the job does not have."""
+        for reward in self.rewards:
+            for task in reward.tasks:
+                if task not in (names := task_names(self.environment)):
+                    raise ValueError(
+                        f"rewards: {reward.function} is for the task {task!r}, but the job has {', '.join(names)}: "
+                        "name one of these, or give the member of environment.of that name"
+                    )
 
     def _check_layout(self) -> None:
         """Refuse a job that assigns cores both in `runtime` and in `cluster`."""

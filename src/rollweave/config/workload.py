@@ -90,7 +90,7 @@ class TaskModel(NamedSection):
     """One kind of episode."""
 
     name: str = "task"
-    """The tag that routing sees."""
+    """The name of its tasks: routing, metrics and `tasks` of a pool go by it."""
     preset: str = ""
     """The preset to start from: swe-bench, webshop, frozen-lake, gem-math, gem-game, rlvr-math, rlvr-code or
     rlvr-judge."""

@@ -8,8 +8,12 @@ makes it current. Requests in flight go on under the new version, and their comp
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rollweave.trajectory import Span, TokenIds, Transform
 from rollweave.weights.buckets import Fingerprint, Into
@@ -50,13 +54,35 @@ class Request:
     seed: int
     """Fixes what is sampled for this turn, whatever else is in the batch."""
     sampling: Sampling
-    tag: str = "default"
-    """The task's domain; routing looks at it."""
+    task: str = "default"
+    """The name of its task; routing looks at it."""
     begun: tuple[Span, ...] = ()
     """What another engine has sampled of the answer already: the request was moved, and goes on from there."""
     decode_on: str | None = None
-    """The id of the engine that answers it, if a prefill engine computes its context. That one is asked first, and
-    answers without tokens once the other has the KV cache."""
+    """Asks for the context only: the engine computes it, keeps the KV cache and answers without new tokens. It is the
+    id of the engine that is asked for the answer next."""
+    kv_from: object | None = None
+    """The address of the engine that has computed the context. The engine that answers fetches the KV cache from there,
+    as far as it does not have it, and computes what it cannot get."""
+
+    def context(self) -> TokenIds:
+        """All tokens before the next one: what was asked, and what was begun."""
+        if not self.begun:
+            return self.tokens
+        context: TokenIds = np.concatenate([self.tokens, *(span.tokens for span in self.begun)])
+        return context
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its context travels as bytes, as the arrays of a `Span` do."""
+        id, trajectory, tokens, *others = _request_fields(self)
+        return _request_of_bytes, (id, trajectory, tokens.tobytes(), *others)
+
+
+_request_fields = attrgetter(*(one.name for one in fields(Request)))
+
+
+def _request_of_bytes(id: str, trajectory: str, context: bytes, *others: Any) -> Request:
+    return Request(id, trajectory, np.frombuffer(context, np.int32), *others)
 
 
 @dataclass(slots=True)
@@ -68,6 +94,32 @@ class Completion:
     finish: Finish
     text: str = ""
     """The answer decoded, without stop tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvAsk:
+    """What a decode engine asks of a prefill engine: the KV cache of a trajectory's context from `start` on."""
+
+    trajectory: str
+    tokens: TokenIds
+    """The whole context: a cache of other tokens is of no use."""
+    start: int
+    """The decode engine has the tokens before this one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvRows:
+    """The keys and values of the tokens `start` to `end` of a context, on their way to another engine."""
+
+    start: int
+    version: int
+    """The oldest policy version that computed a token of the context."""
+    rows: NDArray[np.float32]
+    """[layers, keys and values by head, tokens, head size]"""
+
+    @property
+    def end(self) -> int:
+        return self.start + int(self.rows.shape[2])
 
 
 @dataclass(slots=True)
@@ -84,9 +136,18 @@ class EngineStats:
     """Sampled tokens thrown away because an update began their turn again; they belong to no trajectory."""
     evictions: int = 0
     busy_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    """The part of `busy_seconds` in which contexts were computed, for the first time or again; in the rest answers were
+    sampled. Where a step does both, the engine estimates how it is divided."""
     recompute_seconds: float = 0.0
+    handed_tokens: int = 0
+    """Context tokens whose keys and values came from a prefill engine."""
+    handed_bytes: int = 0
+    """The size of those keys and values."""
+    handover_seconds: float = 0.0
+    """How long requests waited for them, in sum; the other requests went on meanwhile."""
     running: int = 0
-    """Requests in the batch."""
+    """Requests in the batch, and those whose KV cache is on its way from a prefill engine."""
     waiting: int = 0
     """Requests that have no place in the batch yet."""
     version: int = 0
@@ -97,6 +158,11 @@ class EngineStats:
     """How it scored the probe with the version that it committed last (see `rollweave.weights.probe`)."""
     memory_mb: float = 0.0
     """Resident memory of the engine's process."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Context tokens, the first time or again."""
+        return self.prefilled_tokens + self.recomputed_tokens
 
 
 class EngineClient(Protocol):
@@ -175,6 +241,18 @@ class SteppedEngine(Protocol):
 
     def step(self) -> list[Completion]:
         """Advance every running request; returns those that ended."""
+        ...
+
+    def lacks(self, request: Request) -> KvAsk | None:
+        """What to fetch for a request with `kv_from`, which was added and waits for `deliver`; None: nothing."""
+        ...
+
+    def deliver(self, request: Request, rows: KvRows | None) -> None:
+        """What came for it; None: nothing did, and its context is computed here. It may have ended meanwhile."""
+        ...
+
+    def kv_rows(self, ask: KvAsk) -> KvRows | None:
+        """A copy of what is here of it; None if nothing is."""
         ...
 
     def prepare(self, pull: Pull) -> Fingerprint:

@@ -19,6 +19,7 @@ from rollweave.config.environments import (
     PromptsConfig,
     PythonEnvironmentConfig,
     SingleEnvironment,
+    task_names,
 )
 from rollweave.environments.adapt import adapt
 from rollweave.environments.frozen_lake import FrozenLake
@@ -74,12 +75,19 @@ def members(config: EnvironmentConfig) -> dict[str, SingleEnvironment]:
     if not isinstance(config, MixtureConfig):
         return {config.type: config}
     named: dict[str, SingleEnvironment] = {}
-    for member in config.of:
-        name = member.name or member.environment.type
+    for name, member in zip(task_names(config), config.of, strict=True):
         if name in named:
             raise ConfigError(f"environment.of: two members are called {name!r}: give each a `name` of its own")
         named[name] = member.environment
     return named
+
+
+def turn_limits(config: EnvironmentConfig) -> dict[str, int]:
+    """By task: the limit of turns, where it has one of its own."""
+    if not isinstance(config, MixtureConfig):
+        return {}
+    limits = {name: member.max_turns for name, member in zip(task_names(config), config.of, strict=True)}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def source(config: EnvironmentConfig, seed: int, base: Path) -> TaskSource:

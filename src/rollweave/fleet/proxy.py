@@ -47,6 +47,8 @@ class LLMProxy:
     def __init__(self, clock: Clock, fleet: FleetUpdate, connect: Connect = attrgetter("address")) -> None:
         self.on_route: Callable[[str, Route], None] = lambda attempt, route: None
         """Hears that a trajectory changed its engine."""
+        self.on_gone: Callable[[EngineId], None] = lambda engine: None
+        """Hears that the driver has given an engine up: if it does not answer, nothing can be taken out of it."""
         self._clock = clock
         self._connect = connect
         self._view = FleetView(fleet)
@@ -71,7 +73,7 @@ class LLMProxy:
         """Sample a turn."""
         guest = self._guests.get(request.trajectory)
         if guest is None:
-            guest = self._guests[request.trajectory] = _Guest(RouteAsk(request.trajectory, request.tag))
+            guest = self._guests[request.trajectory] = _Guest(RouteAsk(request.trajectory, request.task))
         while True:
             client = guest.client
             if client is None:
@@ -79,6 +81,7 @@ class LLMProxy:
                 if client is None:
                     return Completion(request.id, list(request.begun), "aborted")
             guest.request = request.id
+            guest.ask = guest.ask._replace(context=len(request.tokens))
             try:
                 completion = await self._generate(guest, client, request)
             except EngineGone:
@@ -125,6 +128,7 @@ class LLMProxy:
             self._clients[id] = self._connect(now[id])
         for id in self._clients.keys() - now.keys():
             del self._clients[id]
+            self.on_gone(id)
         reopened = any(_drains(before.get(id)) and not _drains(engine) for id, engine in now.items())
         for attempt in self._to_move(reopened):
             self._send_away(self._guests[attempt])
@@ -186,28 +190,30 @@ class LLMProxy:
 
     def _settle(self, guest: _Guest, engine: EngineId, prefill: EngineId | None) -> None:
         guest.engine, guest.client = engine, self._clients[engine]
-        self._view.hold(engine, +1)
+        self._view.hold(engine, +1, guest.ask.task)
         self._set_prefill(guest, prefill)
 
     def _leave(self, guest: _Guest) -> None:
         assert guest.engine is not None and guest.client is not None
         if guest.engine in self._view.engines:
-            self._view.hold(guest.engine, -1)
+            self._view.hold(guest.engine, -1, guest.ask.task)
         guest.client.release(guest.ask.attempt)
         guest.engine = guest.client = None
 
     # -------------------------------------------------------------------------------------------- prefill engines
 
     async def _generate(self, guest: _Guest, client: EngineClient, request: Request) -> Completion:
-        """With a prefill engine, that one computes the context and hands its KV cache to the other, which answers."""
+        """With a prefill engine, that one computes the context, and the other one fetches its KV cache from there and
+        answers."""
         while guest.prefill is not None:
-            handed_over = replace(request, decode_on=guest.engine)
-            if not await self._has_computed(guest.prefill, handed_over):
+            prefill = guest.prefill
+            if not await self._has_computed(prefill, replace(request, decode_on=guest.engine)):
                 self._change_prefill(guest)
             elif guest.moving or guest.given_up:
                 return Completion(request.id, list(request.begun), "aborted")
             else:
-                return await client.generate(handed_over)
+                address = self._view.engines[prefill].address if prefill in self._view.engines else None
+                return await client.generate(replace(request, kv_from=address))
         return await client.generate(request)
 
     async def _has_computed(self, prefill: EngineId, request: Request) -> bool:
@@ -224,6 +230,9 @@ class LLMProxy:
 
     def _change_prefill(self, guest: _Guest) -> None:
         assert guest.engine is not None
+        if guest.engine not in self._view.engines:  # gone as well, as asking it will show
+            self._set_prefill(guest, None)
+            return
         route = with_prefill(Route(guest.engine, "its prefill engine is not open", {}), self._view, None)
         self._set_prefill(guest, route.prefill)
         self.on_route(guest.ask.attempt, route)

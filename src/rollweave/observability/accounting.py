@@ -25,6 +25,7 @@ from rollweave.observability.meters import (
     LoopTime,
     QueueMeter,
     RewardMeter,
+    ServedMeter,
     SlotMeter,
     TokenBooks,
 )
@@ -44,6 +45,7 @@ class Accountant:
         self.queue = QueueMeter()
         self.slots = SlotMeter()
         self.rewards = RewardMeter()
+        self.served = ServedMeter()
         self.work = OpenWork()
         self.loop = LoopTime()
         self.restarts: Counter[str] = Counter()
@@ -67,6 +69,7 @@ class Accountant:
             **self.queue.sample(),
             **self.slots.sample(now),
             **self.rewards.sample(),
+            **self.served.sample(),
             **{f"restarts/{worker}": count for worker, count in self.restarts.items()},
             "time/sync": self._sync_seconds,
         }
@@ -99,13 +102,18 @@ class Accountant:
                 self.slots.change(time, data["free"], data["slots"], data["in_line"])
                 if data["group"] >= 0:  # evaluations stand outside
                     self.bias.begin(data["id"], time)
+            case "route":
+                self.served.route(data["attempt"], data["task"], data["pool"], "tried" in data)
             case "episode.end":
                 self.work.playing.pop(data["id"], None)
+                if data["group"] < 0:
+                    self.served.drop(data["id"])
                 self.slots.change(time, data["free"], data["slots"], data["in_line"])
             case "trajectory.end":
                 outcome = data["outcome"]
                 self.bias.end(data["id"], time, data["tokens"], outcome in BY_ITSELF, outcome in FAILURES)
                 self.tokens.finish(data["id"], data["tokens"])
+                self.served.end(data["id"], data["tokens"])
             case "reward.begin":
                 self.rewards.begin()
                 self.work.scoring[data["id"]] = OpenReward(data["group"], time, tuple(data["rewards"]))

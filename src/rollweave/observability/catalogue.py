@@ -56,6 +56,11 @@ def _pattern(key: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"<\w+>", lambda _: r"[\w.+-]+", key.replace(".", r"\.")))
 
 
+def part(name: str) -> str:
+    """A name that a user chose, as it may stand between two slashes of a key."""
+    return re.sub(r"[^\w.+-]", "_", name) or "_"
+
+
 def markdown() -> str:
     """Write the page docs/metrics.md."""
     lines = [

@@ -3,6 +3,7 @@
 QueueMeter   the queue of complete groups between rollout and trainer
 SlotMeter    free slots, and whether the staleness bound kept them free
 RewardMeter  how long rewards took that were computed after their episode
+ServedMeter  which pool served which task
 TokenBooks   how every sampled token ended
 LoopTime     what the run's loop is doing now, and how much time each phase has taken
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from statistics import fmean
+
+from rollweave.observability.catalogue import part
 
 
 class QueueMeter:
@@ -155,6 +158,45 @@ class RewardMeter:
     def _clear(self) -> None:
         self._seconds: list[float] = []
         self._counts: Counter[str] = Counter()
+
+
+class ServedMeter:
+    """Counts which pool served which task. A run with one pool gets no numbers."""
+
+    def __init__(self) -> None:
+        self._pools: set[str] = set()
+        self._places: dict[str, tuple[str, str]] = {}
+        """By attempt that is under way: its task and its pool."""
+        self._clear()
+
+    def route(self, attempt: str, task: str, pool: str, tried: bool) -> None:
+        self._pools.add(pool)
+        self._places[attempt] = (task, pool)
+        self._tried += tried
+
+    def end(self, attempt: str, tokens: int) -> None:
+        if (place := self._places.pop(attempt, None)) is not None:
+            self._trajectories[place] += 1
+            self._tokens[place] += tokens
+
+    def drop(self, attempt: str) -> None:
+        """It does not count."""
+        self._places.pop(attempt, None)
+
+    def sample(self) -> dict[str, float]:
+        """Of the trajectories that ended since the last sample."""
+        row: dict[str, float] = {}
+        if len(self._pools) > 1:
+            for name, counts in (("trajectories", self._trajectories), ("tokens", self._tokens)):
+                row |= {f"served/{name}/{part(task)}/{part(pool)}": n for (task, pool), n in sorted(counts.items())}
+            row["served/tried"] = self._tried
+        self._clear()
+        return row
+
+    def _clear(self) -> None:
+        self._trajectories: Counter[tuple[str, str]] = Counter()
+        self._tokens: Counter[tuple[str, str]] = Counter()
+        self._tried = 0
 
 
 TRAINED = "trained"

@@ -81,12 +81,14 @@ class StatusBoard:
         ledger: Callable[[], dict[str, dict[str, int]]],
         now: Callable[[], float],
         wall: Callable[[], float] = time.time,
+        places: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._path = folder / "status.json"
         self._header = header
         self._accountant = accountant
         self._ledger = ledger
         self._now = now
+        self._places = places
         self._wall = wall
         self._began_wall = wall()
         self._minute = LastMinute()
@@ -144,6 +146,7 @@ class StatusBoard:
             },
             "ledger": self._ledger(),
             "restarts": dict(accounts.restarts),
+            "places": self._places(),
         }
 
 

@@ -112,6 +112,9 @@ def _waiting(status: Status) -> RenderableType:
         tree.add(Text.assemble("the loop is in ", (name, "bold"), ("  " + duration(phase["seconds"]), "yellow")))
     for node in status.now.get("graph") or []:
         _grow(tree, node)
+    for worker, place in ((status.now.get("places") or {}).get("workers") or {}).items():
+        if not place["preferred"]:
+            tree.add(Text(f"{worker} is on {place['node']}: {place['reason']}", style="yellow"))
     for worker, times in (status.now.get("restarts") or {}).items():
         tree.add(Text(f"{worker} was started again {times} times", style="red"))
     if not tree.children:

@@ -86,7 +86,7 @@ class Timeline:
                 self._slice(WEIGHTS, lane, f"{what} version {data['version']}", time - data["seconds"], time, {})
             case "turn.end":
                 arguments = {"turn": data["id"], "tokens": data["tokens"], "engine": data["engine"]}
-                self._slice(ENGINES, data["engine"] + 1, data["tag"], time - data["seconds"], time, arguments)
+                self._slice(ENGINES, data["engine"] + 1, data["task"], time - data["seconds"], time, arguments)
             case "group.complete":
                 self._buffered += 1
                 self._count("groups complete", time, self._buffered)

@@ -13,6 +13,7 @@ from rollweave.clock import Clock
 from rollweave.engines.protocol import EngineStats
 from rollweave.fleet.fleet import Fleet
 from rollweave.observability.accounting import Accountant
+from rollweave.observability.catalogue import part
 from rollweave.observability.events import Event, Recorder
 from rollweave.observability.metrics import Value
 from rollweave.observability.phases import BusyTime, IdleMeter, Phase, StepClock
@@ -41,6 +42,8 @@ class Journal:
         self._steps = StepClock(now)
         self._trainer_busy, self._trainer_idle, self._engine_idle = BusyTime(now), IdleMeter(now), IdleMeter(now)
         self._last_stats = EngineStats()
+        self._tasks: set[str] = set()
+        """The names of all tasks that were trained so far."""
         self.accountant = Accountant()
         self.recorder.sinks.append(self.accountant)
 
@@ -59,6 +62,7 @@ class Journal:
             **metrics,
             **_episodes(batch),
             **_staleness(batch),
+            **self._by_task(batch),
             **_evaluation(evaluation),
             **await self._engine_rates(),
             **self.accountant.sample(self.recorder.now()),
@@ -96,9 +100,22 @@ class Journal:
             "queue/groups_running": len(scheduler.running),
         }
 
+    def _by_task(self, batch: Batch) -> MetricsRow:
+        """The same for each task, in a run that has several."""
+        by_task: dict[str, list[Trajectory]] = {}
+        for trajectory in batch.trajectories():
+            by_task.setdefault(trajectory.task.environment, []).append(trajectory)
+        self._tasks |= by_task.keys()
+        row: MetricsRow = {}
+        if len(self._tasks) > 1:
+            for task, trajectories in sorted(by_task.items()):
+                row |= {f"{key}/{part(task)}": value for key, value in _of_task(batch.step, trajectories).items()}
+        return row
+
     async def _engine_rates(self) -> MetricsRow:
         quiet = self.accountant.quiet
         stats = await self.fleet.look()
+        self.fleet.learn_from_engines()
         now, last = stats.totals, self._last_stats
         self._last_stats = now
         tokens = self.accountant.tokens
@@ -107,8 +124,19 @@ class Journal:
             tokens.settle()
         self._steps.add("recompute", now.recompute_seconds - last.recompute_seconds)
         return {
+            **self._handover(now, last),
             "idle/engine": self._engine_idle.sample(now.busy_seconds, workers=self.fleet.size),
             "memory/engine_mb": max((engine.memory_mb for engine in stats.engines), default=0.0),
+        }
+
+    def _handover(self, now: EngineStats, last: EngineStats) -> MetricsRow:
+        """What prefill engines handed to decode engines, if there are such engines."""
+        if all(entry.role != "decode" for entry in self.fleet.entries.values()):
+            return {}
+        return {
+            "handover/tokens": now.handed_tokens - last.handed_tokens,
+            "handover/mb": (now.handed_bytes - last.handed_bytes) / 2**20,
+            "handover/seconds": now.handover_seconds - last.handover_seconds,
         }
 
 
@@ -124,6 +152,18 @@ def _episodes(batch: Batch) -> MetricsRow:
         "episode/tokens_mean": fmean(t.length for t in trajectories),
         "episode/truncated_share": fmean(t.outcome is Outcome.TRUNCATED for t in trajectories),
         "tokens/trained": batch.sampled_tokens,
+    }
+
+
+def _of_task(step: int, trajectories: Sequence[Trajectory]) -> MetricsRow:
+    ages = [step - t.oldest_version for t in trajectories]
+    return {
+        "reward/mean": fmean(t.reward for t in trajectories),
+        "episode/turns_mean": fmean(len(t.turns) for t in trajectories),
+        "episode/tokens_mean": fmean(t.length for t in trajectories),
+        "tokens/trained": sum(t.sampled_tokens for t in trajectories),
+        "staleness/mean": fmean(ages),
+        "staleness/max": max(ages),
     }
 
 
@@ -151,8 +191,9 @@ def _rates(row: Mapping[str, Any]) -> MetricsRow:
     seconds = row["time/step"]
     if not seconds:
         return {}
+    trained = {key: row[key] / seconds for key in row if key.startswith("tokens/trained")}
     return {
         "tokens_per_second/generated": row["tokens/generated"] / seconds,
-        "tokens_per_second/trained": row["tokens/trained"] / seconds,
+        **{key.replace("tokens/", "tokens_per_second/", 1): rate for key, rate in trained.items()},
         "idle/get_batch": row["time/get_batch"] / seconds,
     }

@@ -90,13 +90,19 @@ class NamedReward:
     weight: float
     target: str
     """Where the function is, for messages."""
+    tasks: tuple[str, ...] = ()
+    """Names of the tasks that it scores; none: all."""
 
     @classmethod
     def load(cls, config: RewardConfig, base: Path) -> NamedReward:
         function = load_target(config.function, base)
         if not callable(function):
             raise ConfigError(f"{config.function} is a {type(function).__name__}: name a function of a trajectory")
-        return cls(config.name or config.function.rpartition(":")[2], function, config.weight, config.function)
+        name = config.name or config.function.rpartition(":")[2]
+        return cls(name, function, config.weight, config.function, config.tasks)
+
+    def scores(self, trajectory: Trajectory) -> bool:
+        return not self.tasks or trajectory.task.environment in self.tasks
 
     @property
     def plain(self) -> bool:
@@ -146,13 +152,14 @@ class Scorer:
             taken.add(reward.name)
 
     def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
-        """The named rewards. Without any, `score` does not wait for anything."""
-        return tuple(reward.name for reward in self.rewards)
+        """The named rewards of its task. Without any, `score` does not wait for anything."""
+        return tuple(reward.name for reward in self.rewards if reward.scores(trajectory))
 
     async def score(self, trajectory: Trajectory) -> None:
-        results = await _side_by_side([reward(trajectory, self._call_plain) for reward in self.rewards])
+        rewards = [reward for reward in self.rewards if reward.scores(trajectory)]
+        results = await _side_by_side([reward(trajectory, self._call_plain) for reward in rewards])
         scores = {ENVIRONMENT: sum(turn.reward for turn in trajectory.turns)}
-        named = list(zip(self.rewards, results, strict=True))
+        named = list(zip(rewards, results, strict=True))
         scores |= {reward.name: reward.weight * result.value for reward, result in named}
         trajectory.rewards = scores
         if parts := {reward.name: result.parts for reward, result in named if result.parts}:

@@ -16,11 +16,23 @@ from typing import Literal
 
 from rollweave.clock import Waiting
 from rollweave.config.control import RolloutConfig
+from rollweave.fleet.affinity import Affinity
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.router import Route, RouteAsk, choose
 from rollweave.observability.events import Emitter, Recorder
 from rollweave.rewards.dispatch import Scored
-from rollweave.rollout.link import Cancel, Endpoint, HostLink, Lease, Moved, Report, ToDriver, ToHost, Transport
+from rollweave.rollout.link import (
+    Cancel,
+    Endpoint,
+    HostLink,
+    LateAnswers,
+    Lease,
+    Moved,
+    Report,
+    ToDriver,
+    ToHost,
+    Transport,
+)
 from rollweave.trajectory import Outcome, Trajectory
 
 OnReport = Callable[[Lease, Report], None]
@@ -94,6 +106,7 @@ class Dispatcher:
 
     @classmethod
     def of(cls, rollout: RolloutConfig, fleet: Fleet) -> Dispatcher:
+        fleet.affinity = Affinity() if rollout.affinity == "auto" else None
         return cls(fleet, rollout.scheduling, together=not rollout.prompt_replication)
 
     def attach(self, transport: Transport, capacity: int, revision: int | None = None) -> HostLink:
@@ -115,9 +128,12 @@ class Dispatcher:
         del self._seats[seat.number]
         link.close()
         self._recorder.emit("host.detach", host=seat.number)
-        for lease in list(seat.playing.values()):
+        lost = list(seat.playing.values())
+        for lease in lost:
             self._end(_unplayed(lease, "its host died", host_died=True))
         self._fill()
+        for lease in lost:
+            self._pass_on_reward(lease.id)
         self.on_hosts()
 
     @property
@@ -200,15 +216,17 @@ class Dispatcher:
             route = choose(ask, self._fleet.view)
             if route is not None:
                 lease.engine, lease.prefill = route.engine, route.prefill
-                self._place(lease.id, route)
+                self._place(lease, route)
             seat.link.say(lease.id, lease)
 
-    def _place(self, attempt: str, route: Route) -> None:
-        engine, reason, inputs, prefill = route
-        self._fleet.place(attempt, engine, prefill)
+    def _place(self, lease: Lease, route: Route) -> None:
+        engine, reason, inputs, prefill, expected = route
+        attempt, task = lease.id, lease.task.environment
+        self._fleet.place(attempt, engine, prefill, task, expected)
         if prefill is not None:
             inputs = {"prefill": prefill, **inputs}
-        self._recorder.emit("route", attempt=attempt, engine=engine, reason=reason, **inputs)
+        pool = self._fleet.pool_of(engine)
+        self._recorder.emit("route", attempt=attempt, task=task, engine=engine, pool=pool, reason=reason, **inputs)
 
     def _tell_hosts(self, changed: EngineEntry) -> None:
         for seat in self._seats.values():
@@ -224,19 +242,22 @@ class Dispatcher:
                 self._early[message.attempt] = message
             else:
                 self.on_scored(message)
+        elif isinstance(message, LateAnswers):
+            self._recorder.emit("engine.refused", engine=message.engine, answers=message.answers)
         elif message.attempt not in seat.playing:
             pass  # said by a host after it was taken for dead
         elif isinstance(message, Moved):
             lease = seat.playing[message.attempt]
             if message.number > lease.moved:
                 lease.moved = message.number
-                self._place(lease.id, message.route)
+                self._place(lease, message.route)
         else:
             message.host = seat.number
             if message.moved is not None:
                 self._hear(seat, message.moved)
             self._end(message)
             self._fill()
+            self._pass_on_reward(message.attempt)
 
     def _end(self, report: Report) -> None:
         party = self._parties.pop(report.attempt)
@@ -245,10 +266,18 @@ class Dispatcher:
             del party.seat.playing[report.attempt]
             if not party.leases:
                 party.seat.used -= party.size
+            outcome = report.trajectory.outcome
+            if (
+                lease.group >= 0 and outcome is not None and outcome.trainable
+            ):  # evaluations are greedy, others cut short
+                self._fleet.learn_from(report.trajectory)
             self._fleet.leave(lease.id)
             self._tell("episode.end", lease)
         party.on_report(lease, report)
-        if (scored := self._early.pop(report.attempt, None)) is not None:
+
+    def _pass_on_reward(self, attempt: str) -> None:
+        """If a reward has overtaken its report. The slot has been filled by then, as when the reward comes later."""
+        if (scored := self._early.pop(attempt, None)) is not None:
             self.on_scored(scored)
 
     def _tell(self, event: str, lease: Lease) -> None:

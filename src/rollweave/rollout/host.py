@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from rollweave.fleet.fleet import FleetUpdate
+from rollweave.fleet.fleet import EngineId, FleetUpdate
 from rollweave.fleet.router import Route
 from rollweave.observability.waits import SCORING
 from rollweave.rewards.dispatch import Scored
-from rollweave.rollout.link import Cancel, Endpoint, Lease, Moved, Score, ToDriver, ToHost, Transport
+from rollweave.rollout.link import Cancel, Endpoint, LateAnswers, Lease, Moved, Score, ToDriver, ToHost, Transport
 from rollweave.rollout.manager import EnvManager, Stage, score
 from rollweave.trajectory import Trajectory
 
@@ -91,6 +91,10 @@ class EnvHost:
         moved = Moved(attempt, route, next(self._moves))
         self._playing[attempt].moved = moved
         self.link.say(f"moved.{moved.number}", moved)
+
+    def tell_refused(self, engine: EngineId, answers: int) -> None:
+        """An engine that was given up has answered all the same."""
+        self.link.say(f"refused.{next(self._moves)}", LateAnswers(engine, answers))
 
     async def _play(self, manager: EnvManager) -> None:
         report = await manager.play()

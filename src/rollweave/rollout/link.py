@@ -171,6 +171,14 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class LateAnswers:
+    """Answers of an engine that had been given up: they were not used. (Its trajectories have moved.)"""
+
+    engine: EngineId
+    answers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """Compute the rewards of an episode that another host played, and answer with `Scored`."""
 
@@ -202,6 +210,6 @@ class Report:
 
 
 ToHost = Lease | Cancel | Score | FleetUpdate
-ToDriver = Report | Scored | Moved
+ToDriver = Report | Scored | Moved | LateAnswers
 HostLink = Endpoint[ToHost, ToDriver]
 """The driver's end of the link to a host."""

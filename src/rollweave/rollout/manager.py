@@ -7,9 +7,9 @@ trajectory is reported as failed and the scheduler issues a fresh attempt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -99,6 +99,8 @@ class Stage:
     rollout: RolloutConfig
     """Limits and deadlines, and whether the members of a group share an engine."""
     barrier: TurnBarrier | None = None
+    turn_limits: Mapping[str, int] = field(default_factory=dict)
+    """By task, where it is not `rollout.max_turns`."""
 
 
 class EpisodeCancelled(RollweaveError):
@@ -223,7 +225,8 @@ class EnvManager:
         dialogue, answer = self.stage.dialogue, self.trajectory.turns[-1].answer
         answered_end = bool(answer) and dialogue.ended(answer[-1].tokens)
         observation = dialogue.reply(result.observation, answered_end)
-        out_of_turns = len(self.trajectory.turns) >= self.stage.rollout.max_turns
+        limit = self.stage.turn_limits.get(self.lease.task.environment, self.stage.rollout.max_turns)
+        out_of_turns = len(self.trajectory.turns) >= limit
         out_of_context = len(self._context) + len(observation) >= self.stage.rollout.max_context
         if result.truncated or out_of_turns or out_of_context:
             self.trajectory.outcome = Outcome.TRUNCATED

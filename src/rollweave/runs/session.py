@@ -27,6 +27,7 @@ from rollweave.errors import WorkerDied, first_cause
 from rollweave.fleet.fleet import Fleet, FleetStats
 from rollweave.observability.events import Emitter, Event, Recorder
 from rollweave.observability.metrics import read_metrics
+from rollweave.observability.places import Places
 from rollweave.observability.report.page import write_report
 from rollweave.observability.screen import Header
 from rollweave.observability.status_board import StatusBoard
@@ -192,7 +193,8 @@ class Session:
 
         chat = ChatFormat.of(blueprint.policy)
         with closing(Logbook(self.folder, self.job.logging, self.start, clock.now, chat.tokenizer.decode)) as log:
-            log.recorder.sinks.append(self._announce)
+            places = Places()
+            log.recorder.sinks += [self._announce, places]
             self._record_start(log.recorder)
             fleet = Fleet()
             dispatcher = Dispatcher.of(self.job.rollout, fleet)
@@ -213,7 +215,8 @@ class Session:
                     on_trajectories=[log.trajectories],
                 )
                 await self._restore(drive.loop, log)
-                beating = heartbeat(self._board(drive.loop, log.recorder), fleet, dispatcher, clock)
+                board = self._board(drive.loop, log.recorder, places)
+                beating = heartbeat(board, fleet, dispatcher, clock)
                 reason = await self._drive(drive, beating, clock, log.recorder)
                 log.recorder.emit("run.end", reason=reason)
                 return reason
@@ -226,16 +229,30 @@ class Session:
             loop.journal.resume(self.start.driver.elapsed, *log.earlier())
             await loop.checkpoints.restore(self.start.checkpoint, self.start.driver.scheduler)
 
-    def _board(self, loop: Loop, recorder: Recorder) -> StatusBoard:
+    def _board(self, loop: Loop, recorder: Recorder, places: Places) -> StatusBoard:
         accountant, ledger = loop.journal.accountant, loop.scheduler.ledger
-        return StatusBoard(self.folder.path, self._header(), accountant, ledger.summary, recorder.now)
+        return StatusBoard(
+            self.folder.path, self._header(), accountant, ledger.summary, recorder.now, places=places.snapshot
+        )
 
     def _announce(self, event: Event) -> None:
-        """Shows a person who watches that a worker died or works again."""
-        if event.name == "worker.died":
-            self.view.note(f"{event.data['worker']} died; its log: {self.folder.logs}/{event.data['worker']}.log")
-        elif event.name == "worker.restarted":
-            self.view.note(f"{event.data['worker']} works again, {event.data['seconds']:.1f} s after its death")
+        """Shows a person who watches that a worker died or works again, or that a machine does not answer."""
+        data = event.data
+        match event.name:
+            case "worker.died":
+                self.view.note(f"{data['worker']} died; its log: {self.folder.logs}/{data['worker']}.log")
+            case "worker.restarted":
+                self.view.note(f"{data['worker']} works again, {data['seconds']:.1f} s after its death")
+            case "worker.bound" if not data["preferred"]:
+                self.view.note(f"{data['worker']}: {data['reason']}")
+            case "node.silent":
+                self.view.note(f"node {data['address']} has not answered for {data['seconds']:.0f} s: given up")
+            case "node.back":
+                self.view.note(f"node {data['address']} answers again")
+            case "driver.cut_off":
+                self.view.note(f"none of {data['nodes']} other nodes answers: waiting for the network")
+            case "driver.back":
+                self.view.note(f"the other nodes answer again, after {data['seconds']:.0f} s")
 
     def _record_start(self, recorder: Emitter) -> None:
         start = self.start

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollweave.clock import Clock
+from rollweave.config.cluster import Slowdown
 from rollweave.config.engines import VllmEngineConfig
 from rollweave.config.job import InlineRuntime, Job
-from rollweave.engines.loop import Background, EngineLoop, StepSeconds
+from rollweave.engines.loop import Background, EngineLoop, Fetch, StepSeconds, fetch_here
 from rollweave.engines.protocol import HostedEngine
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments, latencies
 from rollweave.environments.protocol import MakeEnvironment
+from rollweave.environments.registry import turn_limits
 from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
@@ -48,6 +50,8 @@ class Blueprint:
     environments: MakeEnvironment
     rewards: tuple[NamedReward, ...] = ()
     """Reward functions given as Python objects, beside those the job names."""
+    slowdown: Slowdown | None = None
+    """Of the pool that an engine is built for."""
 
     def engine(self) -> TorchEngine:
         """The embedded engine, also of a job whose engines are others."""
@@ -68,6 +72,7 @@ class Blueprint:
         step_seconds: StepSeconds | None = None,
         background: Background | None = None,
         thread: Executor | None = None,
+        fetch: Fetch = fetch_here,
     ) -> HostedEngine:
         """The engine that the job asks for; all but the first two concern the embedded one."""
         config, rollout = self.job.engine, self.job.rollout
@@ -75,7 +80,7 @@ class Blueprint:
             from rollweave.engines.vllm.engine import VllmEngine
 
             return await VllmEngine.start(self.policy, config, rollout.max_context, self.job.pipeline.in_flight, store)
-        return EngineLoop(self.engine(), store, clock, step_seconds, background, thread)
+        return EngineLoop(self.engine(), store, clock, step_seconds, background, thread, fetch, self.slowdown)
 
     def warm_up_engine(self) -> None:
         """Do what takes seconds in `engine`, importing above all, at a lower priority than the processes that work."""
@@ -112,7 +117,9 @@ class Blueprint:
         call_plain = call_on_loop if clock.is_virtual else call_in_thread
         scorer = Scorer(self.job.rewards, Path(), self.rewards, call_plain)
         barrier = TurnBarrier() if self.job.control.has_barrier else None
-        return Stage(clock, proxy, environments, dialogue or ChatFormat.of(self.policy), scorer, rollout, barrier)
+        limits = turn_limits(self.job.environment)
+        dialogue = dialogue or ChatFormat.of(self.policy)
+        return Stage(clock, proxy, environments, dialogue, scorer, rollout, barrier, limits)
 
 
 def start_runtime(

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from rollweave.config.cluster import GENERATES, TRAINS, ClusterConfig, Pool
+from rollweave.config.cluster import GENERATES, TRAINS, ClusterConfig, Pool, Slowdown
 from rollweave.config.job import Job, RayRuntime
 from rollweave.errors import ConfigError
+from rollweave.fleet.fleet import EngineRole
 from rollweave.runtimes.blueprint import cores
 
-NOT_HERE = {"prefill", "decode", "reward"}
+NOT_HERE = {"reward"}
 """Roles that only a simulation plays today."""
 
 
@@ -24,6 +25,11 @@ class EngineSeat:
     threads: int
     tasks: tuple[str, ...] = ()
     """Tasks whose trajectories prefer this engine."""
+    pool: str = ""
+    """Empty: there is no cluster file."""
+    device: str = ""
+    role: EngineRole = "rollout"
+    slowdown: Slowdown | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +38,44 @@ class Layout:
     trainer_threads: int
     colocated: bool
     """Engines and trainer take turns on the same cores."""
+    trainer_pool: str = ""
+    host_pool: str = ""
 
 
 def layout(job: Job, runtime: RayRuntime) -> Layout:
     if job.cluster is not None:
-        return _of_cluster(job.cluster)
+        return _of_cluster(job.cluster, runtime)
     colocated = runtime.placement == "colocated"
     share = cores() if colocated else max(1, cores() // 2)
     return Layout((EngineSeat(runtime.engine_threads or share),), runtime.trainer_threads or share, colocated)
 
 
-def _of_cluster(cluster: ClusterConfig) -> Layout:
+def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime) -> Layout:
     for pool in cluster.pools:
         _can_be_filled(cluster, pool)
     generating = [pool for pool in cluster.pools if pool.role in GENERATES]
     training = [pool for pool in cluster.pools if pool.role in TRAINS]
     wanted = sum(_cores(cluster, pool) for pool in cluster.pools if pool.role in {*GENERATES, *TRAINS})
-    if wanted > cores():
+    if runtime.address == "local" and wanted > cores():
         raise ConfigError(
             f"cluster: its pools want {wanted} cores and this machine has {cores()}: lower their counts, or put "
             "generation and training on one pool of role: colocated"
         )
-    seats = [[EngineSeat(_cores(cluster, pool) // pool.workers, pool.tasks)] * pool.workers for pool in generating]
-    colocated = any(pool.role == "colocated" for pool in training)
-    return Layout(tuple(chain(*seats)), sum(_cores(cluster, pool) for pool in training), colocated)
+    seats = [[engine_seat(cluster, pool)] * pool.workers for pool in generating]
+    return Layout(
+        tuple(chain(*seats)),
+        sum(_cores(cluster, pool) for pool in training),
+        colocated=any(pool.role == "colocated" for pool in training),
+        trainer_pool=training[0].name,
+        host_pool=next((pool.name for pool in cluster.of_role("environment")), ""),
+    )
+
+
+def engine_seat(cluster: ClusterConfig, pool: Pool) -> EngineSeat:
+    """What each engine of a pool gets."""
+    role: EngineRole = pool.role if pool.role == "prefill" or pool.role == "decode" else "rollout"
+    threads = _cores(cluster, pool) // pool.workers
+    return EngineSeat(threads, pool.tasks, pool.name, pool.device, role, pool.slowdown)
 
 
 def _can_be_filled(cluster: ClusterConfig, pool: Pool) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from rollweave.clock import Clock
 from rollweave.config.control import Deadlines
@@ -20,6 +20,7 @@ from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.errors import EngineGone, WorkerDied, first_cause
 from rollweave.observability.events import Emitter
 from rollweave.rollout.link import Packet
+from rollweave.runtimes.resources import ClusterNode
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
@@ -40,18 +41,25 @@ class WorkerHandle:
     actor: Any
     name: str
     log: Path
+    """On the driver's machine; what a worker elsewhere says is brought there."""
+    node: ClusterNode | None = None
+    """Where it runs; None: where its caller runs."""
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Raises what the worker raised, or WorkerDied."""
-        from ray.exceptions import RayActorError, RayTaskError
+        from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError, RayTaskError
 
         try:
             return await getattr(self.actor, method).remote(*arguments)
         except RayTaskError as error:
             cause = error.cause
             raise (first_cause(cause) if isinstance(cause, BaseExceptionGroup) else cause) from error
+        except ActorUnschedulableError as error:
+            message = f"the worker {self.name!r} could not be started: its node {self.node} is gone"
+            raise WorkerDied(message, self.name, out_of_reach=True) from error
         except RayActorError as error:
-            raise WorkerDied(self._death_message(error), self.name) from error
+            out_of_reach = isinstance(error, ActorUnavailableError)
+            raise WorkerDied(self._death_message(error), self.name, out_of_reach) from error
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Call without waiting for an answer. The worker notices what goes wrong in it (see `Mishaps`)."""
@@ -87,6 +95,10 @@ class WorkerHandle:
         # A crash reports its innermost line first; everything else ends with what matters.
         lines = f"{crash}{trace}".splitlines()[:LOG_LINES] if crash else text.splitlines()[-LOG_LINES:]
         return "\n".join(f"  {line}" for line in lines)
+
+
+WhileReachable = Callable[[WorkerHandle, Awaitable[Any]], Awaitable[Any]]
+"""Waits for a call, as long as the worker's node answers; raises WorkerDied when it is given up."""
 
 
 class Mishaps:
@@ -125,7 +137,7 @@ class Restarts:
     def died(self, death: WorkerDied) -> None:
         """Write a death down. Raises it when it is one too many."""
         self._recorder.emit("worker.died", worker=death.worker, cause=str(death))
-        self._deaths[death.worker] += 1
+        self._deaths[death.worker] += not death.out_of_reach
         if (deaths := self._deaths[death.worker]) >= MOST_DEATHS:
             raise WorkerDied(
                 f"{deaths} times without a completed train step in between, {death}", death.worker
@@ -167,18 +179,28 @@ class RayEngineClient:
         self._later: asyncio.TimerHandle | None = None
         """Until trajectories are released, if no request comes first."""
         self._gone: EngineGone | None = None
+        self.on_refused: Callable[[int], None] = lambda answers: None
+        """Hears how many answers came from the engine after it was given up."""
 
     async def run(self) -> None:
         """Bring answers back until the engine is gone; then every open request fails, and every later one."""
         try:
             while True:
-                for completion in await self._worker.call("collect", self._client):
+                completions = await self._worker.call("collect", self._client)
+                if self._gone is not None:
+                    self.on_refused(len(completions))
+                for completion in completions:
                     self._answer(completion)
         except WorkerDied as death:
-            self._gone = EngineGone(str(death))
+            self.give_up(str(death))
+
+    def give_up(self, cause: str) -> None:
+        """The engine is gone, or so the driver says: what it still answers is refused."""
+        if self._gone is None:
+            self._gone = EngineGone(cause)
             for answer in self._open.values():
                 if not answer.done():
-                    answer.set_exception(EngineGone(str(death)))
+                    answer.set_exception(EngineGone(cause))
 
     async def generate(self, request: Request) -> Completion:
         if self._gone is not None:
@@ -225,6 +247,7 @@ class RayEngineControl:
     """An engine in another process, as the driver sees it."""
 
     worker: WorkerHandle
+    reachable: WhileReachable
 
     async def suspend(self) -> None:
         await self._call("suspend")
@@ -245,9 +268,20 @@ class RayEngineControl:
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            return await self.worker.call("control", method, *arguments)
+            return await self.reachable(self.worker, self.worker.call("control", method, *arguments))
         except WorkerDied as death:
             raise EngineGone(str(death)) from death
+
+
+class CheckpointCarrier(Protocol):
+    """Brings checkpoints from the trainer's machine to the driver's and back; on one machine there is nothing to do."""
+
+    def there(self, folder: Path) -> Path:
+        """Where the trainer reads or writes a checkpoint that lies in this folder on the driver's machine."""
+
+    async def fetch(self, folder: Path) -> None: ...
+
+    async def send(self, folder: Path) -> None: ...
 
 
 @dataclass(slots=True)
@@ -258,6 +292,8 @@ class RayTrainer:
     clock: Clock
     deadlines: Deadlines
     restarts: Restarts
+    carrier: CheckpointCarrier
+    reachable: WhileReachable
 
     async def train_step(self, batch: Batch) -> Metrics:
         with self.clock.wait("driver", f"train step {batch.step}", self.deadlines.train_step):
@@ -271,16 +307,18 @@ class RayTrainer:
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
         with self.clock.wait("driver", f"checkpoint {folder.name}", self.deadlines.train_step):
-            await self._call("save", folder, driver)
+            await self._call("save", self.carrier.there(folder), driver)
+            await self.carrier.fetch(folder)
 
     async def load(self, folder: Path) -> None:
         with self.clock.wait("driver", f"the trainer to load {folder.name}", self.deadlines.train_step):
-            await self._call("load", folder)
+            await self.carrier.send(folder)
+            await self._call("load", self.carrier.there(folder))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """A dead trainer is not replaced here: the session goes back to its checkpoint."""
         try:
-            return await self.worker.call(method, *arguments)
+            return await self.reachable(self.worker, self.worker.call(method, *arguments))
         except WorkerDied as death:
             self.restarts.died(death)
             raise

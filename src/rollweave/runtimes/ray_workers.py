@@ -17,22 +17,22 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rollweave.clock import Clock, Waiting
-from rollweave.engines.protocol import Completion
+from rollweave.engines.protocol import Completion, KvAsk, KvRows
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments
-from rollweave.errors import EngineGone
-from rollweave.fleet.fleet import EngineInfo, FleetUpdate
+from rollweave.errors import EngineGone, WorkerDied
+from rollweave.fleet.fleet import EngineId, EngineInfo, FleetUpdate
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.memory import resident_mb
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Packet
 from rollweave.runtimes.blueprint import Blueprint
-from rollweave.runtimes.ray_clients import Mishaps, Orders, RayEngineClient
+from rollweave.runtimes.ray_clients import Mishaps, Orders, RayEngineClient, WorkerHandle
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
-from rollweave.weights.store import SharedMemoryStore
+from rollweave.weights.store import WeightStore
 
 T = TypeVar("T")
 
@@ -62,10 +62,10 @@ class Outbox(Generic[T]):
 
 
 class EngineWorker:
-    def __init__(self, blueprint: Blueprint, store: Path, log: Path) -> None:
+    def __init__(self, blueprint: Blueprint, store: WeightStore, log: Path) -> None:
         _prepare_process(log)
         self._blueprint = blueprint
-        self._store = SharedMemoryStore(store, blueprint.job.weights.bucket_mb)
+        self._store = store
         self._outboxes: dict[str, Outbox[Completion]] = defaultdict(Outbox)
         self._latest: dict[str, dict[str, str]] = defaultdict(dict)
         """By client: its trajectories, each with its latest request."""
@@ -81,7 +81,9 @@ class EngineWorker:
     async def ready(self) -> Pid:
         """Load the weights. Not done when the actor is made: what fails there cannot be told from a crash."""
         async with self._starting:
-            self._engine = await self._blueprint.start_engine(self._store, Clock(), background=asyncio.to_thread)
+            self._engine = await self._blueprint.start_engine(
+                self._store, Clock(), background=asyncio.to_thread, fetch=_fetch
+            )
         return os.getpid()
 
     async def run(self) -> None:
@@ -122,10 +124,10 @@ class EngineWorker:
 
 
 class TrainerWorker:
-    def __init__(self, blueprint: Blueprint, store: Path, log: Path) -> None:
+    def __init__(self, blueprint: Blueprint, store: WeightStore, log: Path) -> None:
         _prepare_process(log)
         self._blueprint = blueprint
-        self._store = SharedMemoryStore(store, blueprint.job.weights.bucket_mb)
+        self._store = store
 
     def ready(self) -> Pid:
         self._core = self._blueprint.trainer()
@@ -154,12 +156,15 @@ class HostWorker:
         self._fleet = fleet
         self._tasks: asyncio.TaskGroup | None = None
         self._early: list[RayEngineClient] = []
+        self._clients: dict[EngineId, RayEngineClient] = {}
         self._clock = Clock()
         self._outbox: Outbox[Packet[Any]] = Outbox()
         self._mishaps = Mishaps()
 
     async def ready(self) -> Pid:
-        self._stage = self._blueprint.stage(LLMProxy(self._clock, self._fleet, self._connect), self._clock)
+        proxy = LLMProxy(self._clock, self._fleet, self._connect)
+        proxy.on_gone = self._give_up
+        self._stage = self._blueprint.stage(proxy, self._clock)
         self._host = EnvHost(self._stage, self._outbox.put)
         return os.getpid()
 
@@ -185,16 +190,29 @@ class HostWorker:
         return await self._outbox.take()
 
     def _connect(self, engine: EngineInfo) -> RayEngineClient:
-        client = RayEngineClient(engine.address, self._client)
+        client = self._clients[engine.id] = RayEngineClient(engine.address, self._client)
+        client.on_refused = lambda answers: self._host.tell_refused(engine.id, answers)
         if self._tasks is None:
             self._early.append(client)
         else:
             self._tasks.create_task(client.run())
         return client
 
+    def _give_up(self, engine: EngineId) -> None:
+        self._clients.pop(engine).give_up("the driver has given it up")
+
     async def waits(self, most: int) -> list[Waiting]:
         """Who waits here, longest first."""
         return self._clock.waiting(most)
+
+
+async def _fetch(engine: WorkerHandle, ask: KvAsk) -> KvRows | None:
+    """From engine to engine: the keys and values travel through the object store, not through a host."""
+    try:
+        rows: KvRows | None = await engine.call("control", "kv_rows", ask)
+    except WorkerDied as death:
+        raise EngineGone(str(death)) from death
+    return rows
 
 
 def _prepare_process(log: Path) -> None:

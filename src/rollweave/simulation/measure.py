@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, fsum, sqrt
@@ -114,6 +115,7 @@ class SimulationMeter:
             sync_exposed_seconds=weights.sync_exposed_seconds / len(self._rows),
             update_seconds=weights.sync_seconds / max(1, weights.version),
             reward_utilisation=self._reward_utilisation(end),
+            served=_served(rows),
             rows=tuple(self._rows),
         )
 
@@ -190,6 +192,19 @@ def throughput_margin(tokens: Sequence[int], seconds: Sequence[float], period: i
     variance = sum((more - rate * time) ** 2 for more, time in zip(trained, taken, strict=True)) / freedom
     quantile = STUDENT[freedom - 1] if freedom <= len(STUDENT) else 1.96 + 2.5 / freedom
     return quantile * sqrt(variance / whole) / fmean(trained)
+
+
+def _served(rows: list[MetricsRow]) -> dict[str, dict[str, float]]:
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        for key in row:
+            if key.startswith("served/trajectories/"):
+                task, pool = key.removeprefix("served/trajectories/").split("/")
+                counts.setdefault(task, Counter())[pool] += int(_number(row, key))
+    return {
+        task: {pool: count / of_task.total() for pool, count in sorted(of_task.items())}
+        for task, of_task in sorted(counts.items())
+    }
 
 
 def _shares(rows: list[MetricsRow], per_step: float) -> dict[str, float]:

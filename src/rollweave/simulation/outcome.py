@@ -84,6 +84,9 @@ class SimulationResult:
     """Of one update of the weights: from the trainer's copy until the last engine has it."""
     reward_utilisation: float | None
     """Of the judge's devices; none: no judge."""
+    served: dict[str, dict[str, float]]
+    """By task and pool: the share of the task's trajectories that the pool served, over the steps that count. Empty if
+    there is one pool of engines."""
     rows: tuple[MetricsRow, ...]
     """One row of metrics per step, as in `metrics.jsonl` of a real run."""
 
@@ -123,6 +126,8 @@ def table(scenario: Scenario, outcome: SimulationResult) -> str:
             "",
             f"{'pool':<12} {'device':<10} {'role':<10} {'count':>6} {'busy':>6} {'idle':>6} {'$/h':>10}",
             *map(_pool, outcome.pools),
+            *([""] if outcome.served else []),
+            *(_served(task, shares) for task, shares in outcome.served.items()),
         ]
     )
 
@@ -136,6 +141,10 @@ def _pool(pool: PoolUse) -> str:
         f"{pool.name:<12} {pool.device:<10} {pool.role:<10} {pool.count:>6,} {pool.busy_share:>6.0%} "
         f"{pool.idle_share:>6.0%} {pool.dollars_per_hour:>10,.2f}"
     )
+
+
+def _served(task: str, shares: dict[str, float]) -> str:
+    return f"{task}: " + ", ".join(f"{share:.0%} on {pool}" for pool, share in shares.items())
 
 
 def _margin(outcome: SimulationResult) -> str:

@@ -56,13 +56,13 @@ class MemoryStore:
         buffer = BytesIO()
         manifest = pack(version, tensors, self._bucket_bytes, lambda part: buffer.write(part.data))
         self._versions[version] = manifest, np.frombuffer(buffer.getbuffer(), np.uint8)
-        for gone in set(self._versions) - _kept(version, self._versions):
+        for gone in set(self._versions) - kept_versions(version, self._versions):
             del self._versions[gone]
         return manifest.fingerprint
 
     def pull(self, version: int, into: Into) -> Fingerprint:
         if version not in self._versions:
-            raise _missing(version, sorted(self._versions))
+            raise missing_version(version, sorted(self._versions))
         return unpack(*self._versions[version], into)
 
     def latest(self) -> int | None:
@@ -105,7 +105,7 @@ class SharedMemoryStore:
             # A private mapping counts as writable, which torch wants of what it wraps; it is never written to.
             flat = np.memmap(self.folder / data, np.uint8, mode="c")
         except FileNotFoundError:
-            raise _missing(version, self._versions()) from None
+            raise missing_version(version, self._versions()) from None
         return unpack(manifest, flat, into)
 
     def latest(self) -> int | None:
@@ -122,18 +122,18 @@ class SharedMemoryStore:
 
     def _sweep(self, version: int) -> None:
         """Remove versions that are not kept, and whatever no manifest names: the rest of a push that was killed."""
-        kept = _kept(version, self._versions())
+        kept = kept_versions(version, self._versions())
         named = {self._manifest(v).name for v in kept} | {self._read(v)[0] for v in kept}
         for path in self.folder.glob("version-*"):
             if path.name not in named:
                 path.unlink(missing_ok=True)
 
 
-def _kept(pushed: int, versions: Iterable[int]) -> set[int]:
+def kept_versions(pushed: int, versions: Iterable[int]) -> set[int]:
     """What stays after a push: it and the one before. Later ones belong to a trainer's life that was taken back."""
     return set(sorted(v for v in versions if v <= pushed)[-KEPT_VERSIONS:])
 
 
-def _missing(version: int, there: list[int]) -> WeightStoreError:
+def missing_version(version: int, there: list[int]) -> WeightStoreError:
     have = ", ".join(map(str, there)) or "none"
     return WeightStoreError(f"version {version} of the weights is not in the store (it holds: {have}); push it first")

@@ -13,6 +13,10 @@ their turn is thrown away, and the turn is sampled anew.
 A trajectory keeps its slot of the KV cache between turns, so that the next turn computes only what is new. When a slot
 is needed and none is free, the trajectory that has been idle longest loses its keys and values; they are computed again
 from its tokens when it returns. Trajectories with a running request are never evicted.
+
+A prefill engine is asked for contexts only (`Request.decode_on`): it ends such a request when the context is computed,
+and a decode engine fetches the keys and values from its slot (`kv_rows`). That engine takes them when the request gets
+a slot, if they are of its own version, or with `keep` of an older one; else it computes them itself.
 """
 
 from __future__ import annotations
@@ -30,9 +34,10 @@ import numpy as np
 import torch
 
 from rollweave.config.control import InFlight
-from rollweave.engines.protocol import Completion, EngineStats, Finish, Pull, Request
+from rollweave.engines.protocol import Completion, EngineStats, Finish, KvAsk, KvRows, Pull, Request
 from rollweave.engines.torch.model import Chunk, forward, kv_cache
 from rollweave.engines.torch.sampling import Decoder, draw, finish_of, text_of
+from rollweave.engines.torch.step_time import StepTime
 from rollweave.engines.torch.weights import Architecture, FusedWeights, rope_table
 from rollweave.errors import ModelError
 from rollweave.policies.forward import load_model
@@ -75,6 +80,16 @@ class Context:
         self.seen = max(self.seen, self.computed)
         return again
 
+    def shares(self, tokens: TokenIds) -> int:
+        """Leading tokens of these whose keys and values are in the slot. The last one is computed where it is sampled
+        from."""
+        return min(self.computed, _common_prefix(self.tokens.view(), tokens), len(tokens) - 1)
+
+    def take(self, rows: KvRows) -> None:
+        """Note that rows computed elsewhere are in the slot now."""
+        self.kv_version = min(self.kv_version, rows.version) if self.computed else rows.version
+        self.computed = max(self.computed, rows.end)
+
 
 class SlotTable:
     """Contexts by trajectory; free slots lowest first, so that the slots in use lie close together."""
@@ -87,6 +102,9 @@ class SlotTable:
 
     def context(self, trajectory: str) -> Context:
         return self._contexts.setdefault(trajectory, Context(trajectory))
+
+    def find(self, trajectory: str) -> Context | None:
+        return self._contexts.get(trajectory)
 
     def occupy(self, context: Context) -> bool:
         """Give the context a slot for a running request; False if all slots are running."""
@@ -175,6 +193,8 @@ class Sequence:
     context: Context
     spans: list[DraftSpan] = field(default_factory=list)
     answer: list[int] = field(default_factory=list)
+    handed: KvRows | None = None
+    """What a prefill engine computed of its context; copied into its slot when it has one."""
 
     @property
     def remaining(self) -> int:
@@ -229,6 +249,7 @@ class TorchEngine:
         self._table = SlotTable(slots)
         self._waiting: deque[Sequence] = deque()
         self._running: dict[str, Sequence] = {}
+        self._expecting: dict[str, Sequence] = {}  # what a prefill engine has of them is on its way
         self._staged: Fingerprint | None = None
         with torch.inference_mode():
             self._weights = FusedWeights(architecture)
@@ -237,6 +258,7 @@ class TorchEngine:
             self._cache = kv_cache(architecture, slots, max_context)
             self._rope = rope_table(model.model.rotary_emb, max(max_context, PROBE_TOKENS))
         self._stats = EngineStats(checksum=checksum(tensors))
+        self._step_time = StepTime()
 
     @classmethod
     def from_folder(cls, folder: Path | str, **options: Any) -> TorchEngine:
@@ -263,11 +285,15 @@ class TorchEngine:
         context.wanted = True
         begun = [DraftSpan.of(span) for span in request.begun]
         answer = [token for span in begun for token in span.tokens]
-        context.rewrite(np.concatenate([request.tokens, *(span.tokens for span in request.begun)]))
-        self._waiting.append(Sequence(request, context, begun, answer))
+        context.rewrite(request.context())
+        sequence = Sequence(request, context, begun, answer)
+        if request.kv_from is None:
+            self._waiting.append(sequence)
+        else:
+            self._expecting[request.id] = sequence
 
     def abort(self, request_id: str) -> Completion | None:
-        sequence = self._running.pop(request_id, None)
+        sequence = self._running.pop(request_id, None) or self._expecting.pop(request_id, None)
         if sequence is None:
             sequence = next((s for s in self._waiting if s.request.id == request_id), None)
             if sequence is None:
@@ -278,6 +304,31 @@ class TorchEngine:
     def release(self, trajectory: str) -> None:
         """Give back a trajectory's slot; if it still has a request, once that ends."""
         self._table.release(trajectory)
+
+    def lacks(self, request: Request) -> KvAsk | None:
+        sequence = self._expecting.get(request.id)
+        if sequence is None or sequence.request is not request:
+            return None
+        tokens = sequence.context.tokens.view()
+        start = sequence.context.computed
+        return KvAsk(request.trajectory, tokens, start) if start < len(tokens) - 1 else None
+
+    def deliver(self, request: Request, rows: KvRows | None) -> None:
+        sequence = self._expecting.get(request.id)
+        if sequence is not None and sequence.request is request:
+            del self._expecting[request.id]
+            sequence.handed = rows
+            self._waiting.append(sequence)
+            if rows is not None:
+                self._stats.handed_tokens += rows.end - rows.start
+                self._stats.handed_bytes += rows.rows.nbytes
+
+    def kv_rows(self, ask: KvAsk) -> KvRows | None:
+        context = self._table.find(ask.trajectory)
+        if context is None or (end := context.shares(ask.tokens)) <= ask.start:
+            return None
+        rows = np.stack([layer[context.slot, :, ask.start : end].numpy() for layer in self._cache])
+        return KvRows(ask.start, context.kv_version, rows)
 
     @torch.inference_mode()
     def prepare(self, pull: Pull) -> Fingerprint:
@@ -298,7 +349,8 @@ class TorchEngine:
         if self.in_flight != "keep":
             self._table.invalidate()
         if self.in_flight == "restart_turn":
-            self._stats.restarted_tokens += sum(sequence.restart() for sequence in self._running.values())
+            answering = [sequence for sequence in self._running.values() if sequence.request.decode_on is None]
+            self._stats.restarted_tokens += sum(sequence.restart() for sequence in answering)
 
     @torch.inference_mode()
     def _score_probe(self) -> tuple[float, ...]:
@@ -312,9 +364,8 @@ class TorchEngine:
         return tuple(logits.log_softmax(-1).gather(1, targets)[:, 0].tolist())
 
     def stats(self) -> EngineStats:
-        return replace(
-            self._stats, running=len(self._running), waiting=len(self._waiting), evictions=self._table.evictions
-        )
+        running = len(self._running) + len(self._expecting)
+        return replace(self._stats, running=running, waiting=len(self._waiting), evictions=self._table.evictions)
 
     # --------------------------------------------------------------------------------------------- one step
 
@@ -325,7 +376,11 @@ class TorchEngine:
         work = self._schedule()
         if work:
             completions += self._advance(work, started)
-        self._stats.busy_seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self._stats.busy_seconds += seconds
+        if work:
+            pieces = [chunk.count for _, chunk in work if chunk.count > 1]
+            self._stats.prefill_seconds += self._step_time.contexts(seconds, sum(pieces), len(work) - len(pieces))
         return completions
 
     def _admit(self) -> list[Completion]:
@@ -336,11 +391,27 @@ class TorchEngine:
             if len(sequence.context.tokens) >= self.max_context:
                 full.append(self._complete(sequence, "length"))
             elif self._table.occupy(sequence.context):
+                self._take_handed(sequence)
                 self._running[sequence.request.id] = sequence
             else:
                 break
             self._waiting.popleft()
         return full
+
+    def _take_handed(self, sequence: Sequence) -> None:
+        """Copy what a prefill engine computed into the slot: if what precedes it is there, and these weights may use
+        it. Otherwise it is computed here, which is computing it again."""
+        rows, sequence.handed, context = sequence.handed, None, sequence.context
+        if rows is None:
+            return
+        context.seen = max(context.seen, rows.end)
+        current = self._stats.version
+        fits = rows.version == current or (self.in_flight == "keep" and rows.version < current)
+        if not fits or not rows.start <= context.computed < rows.end:
+            return
+        for layer, new in zip(self._cache, rows.rows, strict=True):
+            layer[context.slot].numpy()[:, context.computed : rows.end] = new[:, context.computed - rows.start :]
+        context.take(rows)
 
     def _schedule(self) -> list[tuple[Sequence, Chunk]]:
         """What each running request computes in this step: single tokens by slot, then pieces of prompts."""
@@ -360,6 +431,7 @@ class TorchEngine:
     def _advance(self, work: list[tuple[Sequence, Chunk]], started: float) -> list[Completion]:
         pieces: list[TokenIds] = []
         ready: list[Sequence] = []
+        computed: list[Sequence] = []  # asked for the context only
         rows: list[int] = []
         again = count = 0
         for sequence, chunk in work:
@@ -369,12 +441,15 @@ class TorchEngine:
             self._stats.prefilled_tokens += max(0, first_time)
             again += recomputed
             count += chunk.count
-            if sequence.remaining == 0:
+            if sequence.remaining == 0 and sequence.request.decode_on is not None:
+                computed.append(sequence)
+            elif sequence.remaining == 0:
                 ready.append(sequence)
                 rows.append(count - 1)
         chunks, tokens = [chunk for _, chunk in work], np.concatenate(pieces)
         logits = forward(self._weights, self._cache, self._rope, chunks, tokens, rows)
-        completions = self._sample(ready, logits) if ready else []
+        completions = [self._end(sequence, "stop") for sequence in computed]
+        completions += self._sample(ready, logits) if ready else []
         self._stats.steps += 1
         self._stats.recomputed_tokens += again
         self._stats.recompute_seconds += (time.perf_counter() - started) * again / count
@@ -393,9 +468,12 @@ class TorchEngine:
             sequence.append(token, behaviour, raw, self._stats.version)
             room = self.max_context - len(sequence.context.tokens)
             if finish := finish_of(sequence.answer, sequence.request.sampling, room, self.tokenizer):
-                del self._running[sequence.request.id]
-                completions.append(self._complete(sequence, finish))
+                completions.append(self._end(sequence, finish))
         return completions
+
+    def _end(self, sequence: Sequence, finish: Finish) -> Completion:
+        del self._running[sequence.request.id]
+        return self._complete(sequence, finish)
 
     def _complete(self, sequence: Sequence, finish: Finish) -> Completion:
         self._table.rest(sequence.context)

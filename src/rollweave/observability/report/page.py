@@ -34,6 +34,7 @@ def page(run: RunRecord) -> str:
         _thirds("What was consumed", charts.fate(run)),
         _thirds("Off-policy", charts.off_policy(run)),
         sections.prediction(run),
+        sections.pools(events.rows),
         sections.ledger(run),
         sections.waits(events.rows),
         sections.transcripts(transcripts.rows),

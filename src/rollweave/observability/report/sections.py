@@ -7,6 +7,7 @@ names of the metrics as keys; `rollweave report RUN --profile FILE` writes it.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -109,6 +110,33 @@ def _count_row(name: str, count: int, share: str) -> str:
     bar = f'<i style="width:{share}"></i>' if count else ""
     numbers = f'<td class="n">{count:,}</td><td class="n">{share}</td>'
     return f'<tr><td>{escape(name)}</td>{numbers}<td class="bar">{bar}</td></tr>'
+
+
+def pools(events: Sequence[RecordedRow]) -> str:
+    """Which pool served which task, and the latest reason; empty if there is one pool of engines."""
+    routes = {event["data"]["attempt"]: event["data"] for event in events if event.get("name") == "route"}
+    if len({route.get("pool") for route in routes.values()}) < 2:
+        return ""
+    ended = [event["data"] for event in events if event.get("name") == "trajectory.end"]
+    counts: Counter[tuple[str, str]] = Counter()
+    tokens: Counter[tuple[str, str]] = Counter()
+    reasons: dict[tuple[str, str], str] = {}
+    for end in ended:
+        if (route := routes.get(end["id"])) is not None:
+            place = str(route.get("task")), str(route.get("pool"))
+            counts[place] += 1
+            tokens[place] += end["tokens"]
+            reasons[place] = str(route["reason"])
+    totals = Counter(task for task, _ in counts.elements())
+    rows = "".join(
+        f'<tr><td>{escape(task)}</td><td>{escape(pool)}</td><td class="n">{count:,}</td>'
+        f'<td class="n">{percent(count / totals[task])}</td><td class="n">{tokens[task, pool]:,}</td>'
+        f"<td>{escape(reasons[task, pool])}</td></tr>"
+        for (task, pool), count in sorted(counts.items())
+    )
+    numbers = "".join(f'<th class="n">{title}</th>' for title in ("trajectories", "of the task", "tokens"))
+    head = f"<tr><th>task</th><th>pool</th>{numbers}<th>why, the last time</th></tr>"
+    return f'<h2>Which pool served what</h2><div class="card"><table class="waits">{head}{rows}</table></div>'
 
 
 def waits(events: Sequence[RecordedRow]) -> str:

@@ -50,8 +50,9 @@ def engine_costs(scenario: Scenario, pool: Pool) -> EngineCosts:
             f"pool {pool.name}: {model.name} does not fit into {size} x {pool.device} "
             f"({model.weight_bytes / 1e9:.0f} GB of weights): raise its tensor_parallel"
         )
-    found = measured(scenario, pool)
-    return MeasuredEngine(costs, found.engine, contention(scenario, pool).engine) if found else costs
+    if found := measured(scenario, pool):
+        costs = MeasuredEngine(costs, found.engine, contention(scenario, pool).engine)
+    return costs
 
 
 def training_costs(scenario: Scenario) -> TrainingCosts:

@@ -88,6 +88,26 @@ class EngineCosts:
         return int((room * parts * 1e9 - self.model.weight_bytes) / self.model.kv_bytes_per_token)
 
 
+class SlowedEngine(EngineCosts):
+    """The same engine, slower by known factors."""
+
+    def __init__(self, like: EngineCosts, prefill: float, decode: float) -> None:
+        super().__init__(like.model, like.device, like.constants, like.tensor_parallel)
+        self.slots, self.kv_tokens, self.wake = like.slots, like.kv_tokens, like.wake
+        self.per_cached_token = like.per_cached_token * decode
+        self._like = like
+        self._by_prefill, self._by_decode = prefill, decode
+
+    def fixed(self, batch: int) -> float:
+        return self._like.fixed(batch) * self._by_decode
+
+    def prefill(self, tokens: int, pairs: float, batch: int) -> float:
+        return self._like.prefill(tokens, pairs, batch) * self._by_prefill
+
+    def recompute(self, tokens: int, pairs: float) -> float:
+        return self._like.recompute(tokens, pairs) * self._by_prefill
+
+
 def pairs(new: int, context: int) -> float:
     """(new token, token of its context) pairs of a causal prefill that ends at `context` tokens."""
     return new * (context - (new - 1) / 2)

@@ -75,7 +75,7 @@ class GpuAnswer:
         """Step at which it joined the batch."""
         self.from_step = 0
         """It draws a token in each step after this one: its context is computed."""
-        self.computed = request.decode_on is not None
+        self.computed = request.kv_from is not None
         """A prefill engine has handed over the cache of its context."""
         self.preempted = False
         """Its cache was taken away to make room: all of its context is computed again."""

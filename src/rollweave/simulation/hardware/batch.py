@@ -86,7 +86,7 @@ class Stretch:
         plain = steps * self.fixed + self.per_token * (steps * self.cached + self.batch * steps * (steps - 1) / 2)
         if not self.steps_more:
             return plain
-        return plain + (self.more if steps >= self.steps_more else self.more * steps / self.steps_more)
+        return plain + self.more_in(steps)
 
     def steps(self, seconds: float) -> int:
         """How many whole steps fit into so many seconds."""
@@ -98,6 +98,10 @@ class Stretch:
             done = self._inverse(seconds - self.more, self.fixed)
             return max(done, self.steps_more)
         return self._inverse(seconds, self.fixed)
+
+    def more_in(self, steps: int) -> float:
+        """The part of `more` that the next so many steps compute."""
+        return self.more if steps >= self.steps_more else self.more * steps / self.steps_more
 
     def advance(self, steps: int) -> None:
         self.cached += steps * self.batch
@@ -169,8 +173,13 @@ class ContinuousBatch:
         """So many steps later, which take so long."""
         self.since += seconds
         self.stats.busy_seconds += seconds
+        self.stats.prefill_seconds += self._stretch.more_in(steps)
         self.step += steps
         self._stretch.advance(steps)
+
+    def prefill_seconds(self, step: int) -> float:
+        """Up to this step, which may be ahead of what is booked."""
+        return self.stats.prefill_seconds + self._stretch.more_in(max(0, step - self.step))
 
     def next_change(self) -> tuple[int, float]:
         """Let waiting requests in; after how many steps, and seconds, the batch changes next."""
@@ -254,6 +263,12 @@ class ContinuousBatch:
             heapq.heappush(self._ends, (turn.last_step, turn.ticket, turn))
         if self.caches.tokens > costs.kv_tokens - stretch.cached:
             self.stats.evictions += self.caches.shrink(costs.kv_tokens - stretch.cached)
+
+    def change_costs(self, costs: EngineCosts) -> None:
+        """From the next step on they take other times. What is being computed of contexts is not changed."""
+        self.costs = costs
+        self._stretch.per_token = costs.per_cached_token
+        self._resize()
 
     def _resize(self) -> None:
         batch = self._stretch.batch = len(self.running)

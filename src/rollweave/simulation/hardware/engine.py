@@ -19,11 +19,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from rollweave.clock import Clock
+from rollweave.config.cluster import Slowdown
 from rollweave.config.control import InFlight
 from rollweave.config.hardware import WeightTimes
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.observability.events import Emitter
-from rollweave.simulation.costs.roofline import EngineCosts
+from rollweave.simulation.costs.roofline import EngineCosts, SlowedEngine
 from rollweave.simulation.hardware.answer import GpuAnswer
 from rollweave.simulation.hardware.batch import ContinuousBatch
 from rollweave.simulation.hardware.modelled import NO_TIME, ModelledEngine, simulated_fingerprint
@@ -42,10 +43,13 @@ class GpuEngine(ModelledEngine):
         number: int = 0,
         prefix_cache: bool = True,
         recorder: Emitter | None = None,
+        slowdown: Slowdown | None = None,
     ) -> None:
         """`script` says what the answer to a request will be; `recorder` hears of every turn."""
         super().__init__(clock, number, weights)
+        self._costs, self._slowdown = costs, slowdown or Slowdown()
         self._batch = ContinuousBatch(costs, in_flight, prefix_cache)
+        self._slow_down(version=0)
         self._in_flight = in_flight
         self._script = script
         self._recorder = recorder
@@ -104,10 +108,15 @@ class GpuEngine(ModelledEngine):
     async def commit(self, version: int) -> None:
         await self._swap(version)
         self._batch.versions.change(self._batch.step, version)
+        self._slow_down(version)
         if self._in_flight == "restart_turn":
             self._batch.restart_all()
         elif self._in_flight == "recompute":
             self._batch.recompute_all()
+
+    def _slow_down(self, version: int) -> None:
+        factors = self._slowdown.at(version)
+        self._batch.change_costs(self._costs if factors == (1.0, 1.0) else SlowedEngine(self._costs, *factors))
 
     @property
     def counters(self) -> EngineStats:
@@ -131,6 +140,7 @@ class GpuEngine(ModelledEngine):
             steps=done,
             sampled_tokens=batch.stats.sampled_tokens + drawn,
             busy_seconds=self.busy_seconds(),
+            prefill_seconds=batch.prefill_seconds(done),
             running=len(batch.running),
             waiting=len(batch.waiting),
             version=version,
@@ -170,8 +180,10 @@ class GpuEngine(ModelledEngine):
         for turn in self._batch.end_due():
             turn.answer(turn.completion())
             if self._recorder is not None:
-                id, tag, seconds = turn.request.id, turn.request.tag, self._clock.now() - turn.asked
-                self._recorder.emit("turn.end", id=id, tag=tag, engine=self.number, tokens=turn.drawn, seconds=seconds)
+                id, task, seconds = turn.request.id, turn.request.task, self._clock.now() - turn.asked
+                self._recorder.emit(
+                    "turn.end", id=id, task=task, engine=self.number, tokens=turn.drawn, seconds=seconds
+                )
 
     def _steps_done(self) -> int:
         return self._batch.step if self._standing else self._batch.steps_done(self._clock.now())

@@ -123,6 +123,7 @@ class Machines:
                 weights=self._weights,
                 prefix_cache=self._scenario.prefix_cache,
                 recorder=self._recorder,
+                slowdown=pool.slowdown,
             )
         )
         self.engines.append(engine)

@@ -88,6 +88,7 @@ class PrefillEngine(ModelledEngine):
         return replace(
             self.counters,
             busy_seconds=self.busy_seconds(),
+            prefill_seconds=self.busy_seconds(),
             running=int(self._timer is not None),
             waiting=sum(not context.done.done() for context in self._line),
             checksum=simulated_fingerprint(self.counters.version).checksum,
@@ -129,7 +130,11 @@ class PrefillEngine(ModelledEngine):
 
     def _end(self, context: _Context, new: int) -> None:
         self._timer = None
-        self._clock.loop.call_later(self._costs.handover(new), self._answer, context)
+        seconds = self._costs.handover(new)
+        self.counters.handed_tokens += new
+        self.counters.handed_bytes += new * self._costs.model.kv_bytes_per_token
+        self.counters.handover_seconds += seconds
+        self._clock.loop.call_later(seconds, self._answer, context)
         self._begin_next()
 
     def _answer(self, context: _Context, aborted: bool = False) -> None:

@@ -1,0 +1,1 @@
+"""Thousands of environments on one node, over Ray: turns per second with parts that do nothing."""
