@@ -201,3 +201,11 @@ except ConfigError as error:
     assert first.startswith("engine.type=vllm: vLLM does not start with policy (RuntimeError: it failed); ")
     assert first.endswith("engine.log says:") and said == "  RuntimeError: head_dim=16"
     assert "engine.kv_cache_mb" in advice
+
+
+def test_pools_that_only_the_torch_engine_can_fill_are_refused() -> None:
+    pools = "cluster: {pools: [{name: p, role: %s, device: CPU, count: 1}, {name: d, role: %s, device: CPU, count: 1}, "
+    pools += "{name: t, role: train, device: CPU, count: 1}]}"
+    with pytest.raises(ConfigError, match="pool p has role: prefill, which needs engine"):
+        job("engine: vllm\n" + pools % ("prefill", "decode"))
+    assert job("engine: torch\n" + pools % ("prefill", "decode")).engine.type == "torch"

@@ -217,12 +217,8 @@ class Job(Section):
     @model_validator(mode="after")
     def _check_contradictions(self) -> Job:
         self._check_layout()
-        if isinstance(self.engine, VllmEngineConfig) and self.pipeline.in_flight == "keep":
-            raise ValueError(
-                "pipeline.in_flight=keep needs engine.type=torch: vLLM shares its cache between trajectories and does "
-                "not say which version computed which part of it; set pipeline.in_flight=recompute"
-            )
-        self._check_task_names()
+        if isinstance(self.engine, VllmEngineConfig):
+            self._check_vllm()
         if self.pipeline.alpha > 0 and self.training.ignores_staleness:
             raise ValueError(
                 f"training.loss.denominator=proximal ignores staleness, but {self.pipeline.type} trains stale data "
@@ -251,6 +247,18 @@ class Job(Section):
                         f"rewards: {reward.function} is for the task {task!r}, but the job has {', '.join(names)}: "
                         "name one of these, or give the member of environment.of that name"
                     )
+
+    def _check_vllm(self) -> None:
+        """Refuse what only the embedded engine does."""
+        if self.pipeline.in_flight == "keep":
+            raise ValueError(
+                "pipeline.in_flight=keep needs engine.type=torch: vLLM shares its cache between trajectories and does "
+                "not say which version computed which part of it; set pipeline.in_flight=recompute"
+            )
+        for pool in self.cluster.pools if self.cluster is not None else ():
+            if pool.role in ("prefill", "decode") or pool.slowdown is not None:
+                what = "a slowdown" if pool.slowdown is not None else f"role: {pool.role}"
+                raise ValueError(f"engine.type=vllm: pool {pool.name} has {what}, which needs engine.type=torch")
 
     def _check_layout(self) -> None:
         """Refuse a job that assigns cores both in `runtime` and in `cluster`."""

@@ -117,6 +117,8 @@ def _set_environment(config: VllmEngineConfig) -> None:
     import torch
 
     os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}  # the policy is a folder
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"  # what is printed belongs to the command
     if not config.compile:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # it would compile a function of its sampler, for 15 s
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override engine.kv_cache_mb
