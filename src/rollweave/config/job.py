@@ -264,8 +264,6 @@ class Job(Section):
         """Refuse a job that assigns cores both in `runtime` and in `cluster`."""
         if self.cluster is None:
             return
-        if isinstance(self.engine, VllmEngineConfig) and self.cluster.of_role("prefill"):
-            raise ValueError("pools of role prefill and decode need engine.type=torch: vLLM does not hand over to ours")
-        for key in ("placement", "engine_threads", "trainer_threads", "engines"):
-            if key in self.runtime.model_fields_set and getattr(self.runtime, key) not in (0, 1, "disaggregated"):
+        for key in {"placement", "engine_threads", "trainer_threads", "engines"} & self.runtime.model_fields_set:
+            if getattr(self.runtime, key) != type(self.runtime).model_fields[key].default:
                 raise ValueError(f"runtime.{key} contradicts cluster, whose pools already assign the cores: remove one")

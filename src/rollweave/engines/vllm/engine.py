@@ -22,8 +22,8 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -127,6 +127,8 @@ class VllmEngine:
         self.in_flight = in_flight
         self._stats = EngineStats()
         self._busy = _BusyTime()
+        self._context_time = _BusyTime()
+        self._contexts_open = 0
         self._names = count()
         self._ages = count()
         self._visitors: dict[str, Visitor] = {}
@@ -253,11 +255,10 @@ class VllmEngine:
             extra_args={ORDER: order.packed()},
         )
         async with aclosing(self._stream(context, params, turn.visitor.age)) as outputs:
-            begun = False
-            async for output in outputs:
-                if not begun:
-                    begun = True
-                    self._count_context(turn.visitor, len(context), output.num_cached_tokens or 0)
+            with self._computing_context():
+                output = await anext(outputs)
+            self._count_context(turn.visitor, len(context), output.num_cached_tokens or 0)
+            async for output in _with_first(output, outputs):
                 part = output.outputs[0]
                 for token, reported in zip(part.token_ids, part.logprobs, strict=True):
                     turn.append(token, *read_draw(token, reported), self._stats.version)
@@ -267,6 +268,18 @@ class VllmEngine:
                     if finish := finish_of(turn.answer, sampling, room, self._tokenizer):
                         return finish
         raise EngineGone(f"vLLM ended request {request.id!r} in the middle of its answer")
+
+    @contextmanager
+    def _computing_context(self) -> Iterator[None]:
+        """Until the first token of an answer. vLLM computes contexts and answers in one step and does not say which
+        took how long: time in which an answer waits for its first token counts as spent on contexts."""
+        self._contexts_open += 1
+        self._context_time.note(True)
+        try:
+            yield
+        finally:
+            self._contexts_open -= 1
+            self._context_time.note(bool(self._contexts_open))
 
     def _stream(self, context: list[int], params: Any, priority: int) -> Any:
         from vllm.inputs import tokens_input
@@ -329,6 +342,7 @@ class VllmEngine:
         return replace(
             self._stats,
             busy_seconds=self._busy.seconds,
+            prefill_seconds=self._context_time.seconds,
             running=running,
             waiting=len(self._open) - running,
             memory_mb=resident_mb(children),
@@ -375,6 +389,12 @@ class VllmEngine:
     def _check_alive(self) -> None:
         if self._gone is not None:
             raise EngineGone(self._gone)
+
+
+async def _with_first(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    yield first
+    async for other in rest:
+        yield other
 
 
 def _sampling_params(**options: Any) -> Any:
