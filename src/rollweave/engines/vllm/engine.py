@@ -258,8 +258,8 @@ class VllmEngine:
             with self._computing_context():
                 output = await anext(outputs)
             self._count_context(turn.visitor, len(context), output.num_cached_tokens or 0)
-            async for output in _with_first(output, outputs):
-                part = output.outputs[0]
+            async for following in _with_first(output, outputs):
+                part = following.outputs[0]
                 for token, reported in zip(part.token_ids, part.logprobs, strict=True):
                     turn.append(token, *read_draw(token, reported), self._stats.version)
                     self._stats.sampled_tokens += 1
