@@ -14,13 +14,14 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rollweave.clock import Clock
 from rollweave.config.job import InlineRuntime, Job, RayRuntime
 from rollweave.engines.loop import StepSeconds
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments
+from rollweave.errors import EngineGone
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.dispatcher import Dispatcher
@@ -90,12 +91,25 @@ async def start_engines_and_host(
             fleet.join(entry)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(engine.run(), name=f"engine {n}") for n, engine in enumerate(engines)]
+            running.append(tasks.create_task(_until_all_are_lost(fleet), name="fleet"))
             try:
                 async with start_host(blueprint, fleet, dispatcher, clock):
                     yield
             finally:
                 for task in running:
                     task.cancel()
+
+
+async def _until_all_are_lost(fleet: Fleet) -> NoReturn:
+    """An engine in this process that was given up has no successor: without any, the run ends with the cause."""
+    lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def hear(entry: EngineEntry) -> None:
+        if entry.state == "gone" and not fleet.living() and not lost.done():
+            lost.set_result(entry.cause)
+
+    fleet.on_change.append(hear)
+    raise EngineGone(await lost)
 
 
 @asynccontextmanager
