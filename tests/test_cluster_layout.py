@@ -101,7 +101,7 @@ def test_a_measured_device_is_as_many_cores_as_it_was_measured_with(tmp_path: Pa
         (
             pool("p", "prefill", 1) + pool("d", "decode", 1) + pool("t", "train", 1),
             ["engine.type=vllm"],
-            "need engine.type=torch",
+            "pool p has role: prefill, which needs engine.type=torch",
         ),
         (pool("all", "colocated", 2), ["runtime.trainer_threads=2"], "runtime.trainer_threads contradicts cluster"),
         (pool("all", "rollout", 2), [], "a cluster needs a pool that generates"),

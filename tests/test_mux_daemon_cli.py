@@ -238,7 +238,7 @@ def test_state_of_an_older_format_is_refused(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_old_name_of_the_command_names_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "`rollweave daemon`: daemon start | status | stop" in refused(capsys, "cluster", "start")
+    assert "`rollweave daemon start | status | stop`" in refused(capsys, "cluster", "start")
 
 
 def test_a_real_daemon_answers_only_to_its_token_and_comes_back(tmp_path: Path) -> None:

@@ -95,7 +95,9 @@ def test_a_view_is_pickled_without_the_memory_behind_it() -> None:
 def test_a_request_reaches_another_process_with_every_field_and_without_the_memory_behind_it() -> None:
     context = TokenBuffer(token_ids(range(10_000)))
     begun = span_of([1], [-1.0], [-2.0], 3, Transform(0.5), 2)
-    sent = Request("1.0.0#2", "1.0.0", context.view()[:10], 7, Sampling(9), "maze", (begun,), "engine-1/1")
+    sent = Request(
+        "1.0.0#2", "1.0.0", context.view()[:10], 7, Sampling(9), "maze", (begun,), "engine-1/1", "an address"
+    )
     defaults = [one.name for one in fields(Request) if np.array_equal(getattr(sent, one.name), one.default)]
     assert not defaults, "give every field a value of its own here"
     pickled = pickle.dumps(sent)

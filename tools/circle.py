@@ -140,6 +140,7 @@ NOT_BAGS = {
     "DriverState": "what a checkpoint keeps: plain data",
     "EngineEntry": "a component's own state",
     "Places": "an observer",
+    "EngineSeat": "numbers of an engine",
     "EngineInfo": "a message",
     "FleetUpdate": "a message",
     "RouteAsk": "a question",

@@ -103,7 +103,7 @@ class EngineKeeper:
                 died_at = self.crew.clock.now()
                 self.crew.fleet.lose(self._id, str(death))
                 # The fleet may have given it up before, which ended its process: that is the cause then.
-                death = WorkerDied(self.crew.fleet.entries[self._id].cause, death.worker)
+                death = WorkerDied(self.crew.fleet.entries[self._id].cause, death.worker, death.out_of_reach)
                 self._join(await self._successor(death))
                 self.crew.restarts.back(death, self.crew.clock.now() - died_at)
 
