@@ -103,3 +103,19 @@ def test_a_host_that_is_cut_off_costs_no_task_and_gets_its_work_back(tmp_path: P
         newest = max(run.driver.path("/tmp/run/checkpoints").glob("step-*"))
         assert (newest / "model.safetensors").exists(), "written on the trainer's host, brought to the driver's"
         assert run.driver.path("/tmp/run/logs/a-0.log").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_no_lab() is not None, reason=str(why_no_lab()))
+def test_a_wrong_token_and_a_pool_that_is_not_there_are_said_in_a_sentence() -> None:
+    with Lab(["driver"]) as lab:
+        driver = lab["driver"]
+        address = driver.start_ray(num_cpus=1, labels={"pool": "train"})
+        driver.path("/tmp/cluster.yaml").write_text(CLUSTER)
+        command = [*ROLLWEAVE, "cluster", "/tmp/cluster.yaml", "--address", address]
+        missing = driver.run(command, ENVIRONMENT, check=False)
+        assert missing.returncode == 2
+        assert "pool a wants 1 x CPU on nodes with pool=a, and the Ray cluster has 0 of them" in missing.stderr
+        refused = driver.run(command, {**ENVIRONMENT, "RAY_AUTH_TOKEN": "x" * 40}, check=False)
+        assert refused.returncode == 2 and "Traceback" not in refused.stderr
+        assert "does not let this process in" in refused.stderr and "RAY_AUTH_TOKEN" in refused.stderr

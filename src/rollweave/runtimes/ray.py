@@ -236,11 +236,18 @@ def connected(address: str) -> Iterator[None]:
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     try:
         _knock(address)
-        ray.init(address=address, **options)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ConfigError(
-            f"runtime.address: no Ray cluster answers at {address!r} ({error}); start one with "
-            "`ray start --head`, or set runtime.address=local for a private one"
+            f"runtime.address: no Ray cluster answers at {address!r} ({error}); start one with `ray start --head`, or "
+            "set runtime.address=local for a private one"
+        ) from error
+    try:
+        ray.init(address=address, **options)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"runtime.address: the Ray cluster at {address!r} does not let this process in ({error}): set "
+            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to the cluster's token (`ray get-auth-token` on its head), and use "
+            "the same versions of Ray and Python as its nodes"
         ) from error
     try:
         yield
