@@ -21,6 +21,7 @@ from rollweave.config.training import TrainingConfig
 from rollweave.observability.events import MemoryRecorder
 from rollweave.runtimes.inline import InlineTrainer
 from rollweave.runtimes.ray_clients import RayTrainer, Restarts
+from rollweave.runtimes.ray_nodes import NodeCarrier
 from rollweave.simulation.costs.training import TrainingCosts
 from rollweave.simulation.hardware.machines import GpuTrainer
 from rollweave.training.protocol import Trainer
@@ -68,7 +69,10 @@ class Ray:
 
     @asynccontextmanager
     async def started(self, clock: Clock) -> AsyncIterator[Trainer]:
-        yield RayTrainer(self.workers.trainer(), clock, Deadlines(), Restarts(MemoryRecorder()))
+        restarts = Restarts(MemoryRecorder())
+        yield RayTrainer(
+            self.workers.trainer(), clock, Deadlines(), restarts, NodeCarrier(None), lambda worker, call: call
+        )
 
 
 def name_of(behaviour: Behaviour) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch, Span, TokenIds, token_ids
 from rollweave.weights.buckets import Fingerprint
+from rollweave.weights.store import WeightStore
 
 if TYPE_CHECKING:
     from rollweave.engines.torch.engine import TorchEngine
@@ -84,8 +85,8 @@ class NullTrainerCore:
     def train_step(self, batch: Batch) -> Metrics:
         return {}
 
-    def weights(self) -> dict[str, Any]:
-        return {"weight": np.zeros(1, np.float32)}
+    def publish(self, version: int, store: WeightStore) -> Fingerprint:
+        return store.push(version, {"weight": np.zeros(1, np.float32)})
 
     def save(self, folder: Path, driver: DriverFiles) -> None:
         pass
