@@ -42,7 +42,7 @@ def test_a_run_completes(where: list[str], tmp_path: Path) -> None:
     assert summary["tasks"]["trained"] == 2 * 4
     assert summary["attempts"]["trained"] == 2 * 4 * 4
     workers = [json.loads(line)["data"] for line in (out / "events.jsonl").open() if '"worker.ready"' in line]
-    engines = {data["worker"] for data in workers if data["worker"].startswith("engine")}
+    engines = {data["worker"] for data in workers if data["worker"].startswith(("engine", "all-"))}
     assert len(engines) == (2 if str(TWO_ENGINES) in where[0] else "inline" not in where[0])
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("eval/version") for row in rows] == [0, 1, 2]
