@@ -18,6 +18,7 @@ from rollweave.errors import RollweaveError, WorkerDied
 from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import MemoryRecorder
 from rollweave.runtimes.layout import EngineSeat
+from rollweave.runtimes.ray import Starter
 from rollweave.runtimes.ray_clients import Restarts, WorkerHandle
 from rollweave.runtimes.ray_keepers import Crew, EngineKeeper
 from rollweave.runtimes.ray_nodes import CUT_OFF_SECONDS, SILENT_SECONDS, NodeWorker, RayNodes
@@ -247,3 +248,30 @@ def test_files_travel_and_logs_come_back(tmp_path: Path) -> None:
         await main(clock)
 
     run_virtual(run)
+
+
+@pytest.mark.parametrize("failures", [2, 9])
+def test_a_node_that_goes_while_files_are_brought_to_it_is_tried_again_and_not_for_ever(
+    tmp_path: Path, failures: int
+) -> None:
+    async def main(clock: Clock) -> ClusterNode:
+        site = Site(clock, tmp_path)
+        tries = iter(range(failures))
+
+        async def prepare(node: ClusterNode) -> None:
+            if next(tries, None) is not None:
+                raise WorkerDied(f"{node} is gone", "node")
+
+        site.nodes.prepare = prepare  # type: ignore[method-assign]
+        nothing = cast(Any, None)
+        starter = Starter(nothing, nothing, site.nodes, clock, tmp_path, tmp_path)
+        return await starter._bound(Need("a-0", "a", 1))
+
+    async def run(clock: Clock) -> ClusterNode:
+        return await main(clock)
+
+    if failures == 2:
+        assert run_virtual(run) is A
+    else:
+        with pytest.raises(WorkerDied, match="is gone"):
+            run_virtual(run)

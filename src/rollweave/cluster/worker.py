@@ -124,7 +124,7 @@ class Cluster(Generic[W]):
             for seat in self.seats:
                 self._handles.append(self._start(seat))
             await self._ask_all("the start", {seat.rank: ("ready",) for seat in self.seats})
-        except BaseException:
+        except BaseException:  # whatever ended the start: what was started ends with it
             await self.__aexit__()
             raise
         return self

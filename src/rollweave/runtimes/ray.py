@@ -23,7 +23,7 @@ from typing import Any
 
 from rollweave.clock import Clock
 from rollweave.config.job import RayRuntime
-from rollweave.errors import ConfigError
+from rollweave.errors import ConfigError, WorkerDied
 from rollweave.fleet.colocated import AlternatingTrainer
 from rollweave.fleet.fleet import Fleet
 from rollweave.observability.events import Emitter
@@ -33,7 +33,7 @@ from rollweave.runtimes.layout import EngineSeat, Layout, layout
 from rollweave.runtimes.orders import follow_orders
 from rollweave.runtimes.ray_clients import RayTrainer, Restarts, WorkerHandle
 from rollweave.runtimes.ray_keepers import Crew, EngineTeam, HostKeeper
-from rollweave.runtimes.ray_nodes import NodeWorker, RayNodes
+from rollweave.runtimes.ray_nodes import BEAT_SECONDS, NodeWorker, RayNodes
 from rollweave.runtimes.ray_workers import EngineWorker, HostWorker, TrainerWorker
 from rollweave.runtimes.resources import ClusterNode, Need, ResourceManager
 from rollweave.runtimes.travel import pack_luggage
@@ -49,6 +49,9 @@ OBJECT_STORE_BYTES = 256 * 2**20
 SPIN_COUNT = "20000"
 """How long an idle thread of torch spins before it sleeps: about 0.2 ms, longer than the pause between two operations.
 One that sleeps at once has to be woken for each of them; one that spins for long takes the core from others."""
+
+MOST_FAILURES = 5
+"""Of bringing the files of the run to the node of one worker."""
 
 CONNECT_SECONDS = 10.0
 """A cluster that has not answered by then is not there."""
@@ -191,13 +194,22 @@ class Starter:
         return RayStore(actor_on(WeightIndex, trainer, 0, {}).remote(), bucket_mb)
 
     async def _bound(self, need: Need) -> ClusterNode:
-        """Bind a worker to a node that has what it needs; waits for one."""
-        while (binding := self.nodes.resources.bind(need)) is None:
-            with self.clock.wait("driver", f"a node with room for {need.worker} (pool {need.pool})"):
-                self.nodes.changed.clear()
-                await self.nodes.changed.wait()
-        await self.nodes.prepare(binding.node)
-        return binding.node
+        """Bind a worker to a node that has what it needs; waits for one. A node that goes while the files of the run
+        are brought to it is replaced by another, a limited number of times: it may be the files."""
+        failures = 0
+        while True:
+            while (binding := self.nodes.resources.bind(need)) is None:
+                with self.clock.wait("driver", f"a node with room for {need.worker} (pool {need.pool})"):
+                    self.nodes.changed.clear()
+                    await self.nodes.changed.wait()
+            try:
+                await self.nodes.prepare(binding.node)
+                return binding.node
+            except WorkerDied:
+                failures += 1
+                if failures == MOST_FAILURES:
+                    raise
+            await self.clock.sleep(BEAT_SECONDS)
 
     def _start(
         self, kind: type, name: str, node: ClusterNode, threads: int, *arguments: Any, reserved: int = 0

@@ -74,6 +74,8 @@ class WorkerHandle:
     def _death_message(self, error: Exception) -> str:
         if getattr(error, "actor_init_failed", False):
             return f"the worker {self.name!r} could not be started: {error}"
+        if self.log == Path():
+            return f"{self.name} is gone, or the process there that keeps the files of the run"
         lines = self._last_lines()
         said = f"the end of {self.log}:\n{lines}" if lines else f"{self.log} is empty."
         return f"the worker {self.name!r} died: its process was killed or crashed; {said}\n{self._advice()}"
