@@ -109,7 +109,9 @@ def test_in_simulation_the_same_tasks_are_trained_in_the_same_order(inline: Path
     assert trained_tasks(events) == trained_tasks(events_of(inline))
 
 
-def test_a_task_that_was_not_recorded_is_named(inline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_that_was_not_recorded_is_named(
+    inline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "cluster.yaml").write_text(DEVICES, encoding="utf-8")
     lake = [line for line in (inline / "trajectories.jsonl").read_text().splitlines() if '"lake/' in line]
     (tmp_path / "trajectories.jsonl").write_text("\n".join(lake), encoding="utf-8")

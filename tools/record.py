@@ -57,7 +57,9 @@ def cpu() -> str:
 
 
 def commit() -> str:
-    said = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    said = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
     return said.stdout.strip()
 
 

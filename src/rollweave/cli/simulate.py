@@ -21,7 +21,9 @@ def simulate(
     overrides: Overrides = None,
     recorded: Annotated[
         Path | None,
-        typer.Option(help="The folder of a run of the job in FILE: its episodes' lengths are played on other hardware."),
+        typer.Option(
+            help="The folder of a run of the job in FILE: its episodes' lengths are played on other hardware."
+        ),
     ] = None,
     cluster: Annotated[
         Path | None, typer.Option(help="With --recorded: the cluster file, if not the one that the job names.")
