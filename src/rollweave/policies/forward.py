@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from rollweave.errors import ModelError
@@ -84,9 +83,12 @@ def fill_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return batches
 
 
-def pad_rows(rows: Sequence[ArrayLike]) -> Tensor:
-    """Make one tensor of the token rows, padded with zeros on the right, where no real token attends to them."""
-    return pad_sequence([torch.from_numpy(np.asarray(row, np.int64)) for row in rows], batch_first=True)
+def pad_rows(rows: Sequence[Sequence[int] | NDArray[Any]]) -> NDArray[np.int64]:
+    """Make one array of the token rows, padded with zeros on the right, where no real token attends to them."""
+    padded = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for line, row in zip(padded, rows, strict=True):
+        line[: len(row)] = row
+    return padded
 
 
 def token_logprobs(
@@ -112,13 +114,14 @@ def logprobs_at(model: Any, hidden: Tensor, targets: Tensor, temperature: Tensor
     if len(targets) <= chunk:
         return _head(hidden, weight, targets, temperature)
     parts = zip(*(torch.split(t, chunk) for t in (hidden, targets, temperature)), strict=True)
-    pieces = [checkpoint(_head, h, weight, t, heat, use_reentrant=False) for h, t, heat in parts]
+    # There is no randomness to preserve; on a GPU looking for some would be a crossing.
+    pieces = [checkpoint(_head, h, weight, t, heat, use_reentrant=False, preserve_rng_state=False) for h, t, heat in parts]
     logprobs, entropies = zip(*pieces, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
 def _head(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    logits = (hidden @ weight.T) / temperature[:, None]
+    logits = (hidden @ weight.T).to(temperature.dtype) / temperature[:, None]
     all_logprobs = torch.log_softmax(logits, dim=-1)
     entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
     return all_logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy

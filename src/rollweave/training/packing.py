@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rollweave.crossing import up
 from rollweave.errors import UntrainableBatch
 from rollweave.policies.forward import fill_rows, pad_rows
 from rollweave.trajectory import Batch, Logprobs, Span, TokenIds, Trajectory
+
+INDEX = np.dtype(np.int64)
 
 
 @dataclass(slots=True)
@@ -49,7 +53,7 @@ class PackedRow:
 
 @dataclass(slots=True)
 class MicroBatch:
-    """The tensors of one forward and backward pass. `tokens` is padded; all others have one entry per sampled token."""
+    """What one forward and backward pass works on. `tokens` is padded; the others have one entry per sampled token."""
 
     members: list[PackedRow]
     tokens: Tensor
@@ -57,7 +61,8 @@ class MicroBatch:
     columns: Tensor
     behaviour: Tensor
     temperature: Tensor
-    versions: Tensor
+    versions: NDArray[np.int64]
+    """Not on the device: only counts need them."""
     segments: Tensor
     advantage: Tensor
     weight: Tensor
@@ -71,10 +76,16 @@ def rows_of(batch: Batch) -> list[PackedRow]:
     return [_row(trajectory) for trajectory in batch.trajectories()]
 
 
-def micro_batches(rows: Sequence[PackedRow], budget: int) -> list[MicroBatch]:
-    """Divide rows into passes of at most `budget` padded tokens."""
+def micro_batches(
+    rows: Sequence[PackedRow], budget: int, device: torch.device, floats: torch.dtype = torch.float32
+) -> list[MicroBatch]:
+    """Divide rows into passes of at most `budget` padded tokens, on the device.
+
+    `floats`: what log-probs and losses are computed in.
+    """
     plan = fill_rows([len(row.tokens) for row in rows], budget)
-    return [_micro_batch([rows[i] for i in indices]) for indices in plan]
+    kind = np.dtype(str(floats).removeprefix("torch."))
+    return [_micro_batch([rows[i] for i in indices], device, kind) for indices in plan]
 
 
 def _row(trajectory: Trajectory) -> PackedRow:
@@ -118,28 +129,31 @@ def _comparable(span: Span) -> tuple[Logprobs, float]:
     return span.logprobs, transform.temperature
 
 
-def _micro_batch(rows: list[PackedRow]) -> MicroBatch:
-    counts = torch.tensor([len(row.columns) for row in rows])
+def _micro_batch(rows: list[PackedRow], device: torch.device, floats: np.dtype[Any]) -> MicroBatch:
+    counts = [len(row.columns) for row in rows]
+    firsts = [0, *accumulate(int(row.segments[-1]) + 1 for row in rows)][:-1]
+    known = [name for name in ("before", "values", "returns") if all(getattr(row, name) is not None for row in rows)]
 
-    def flat(name: str, dtype: type[np.generic] = np.float32) -> Tensor:
-        return torch.from_numpy(np.concatenate([np.asarray(getattr(row, name), dtype) for row in rows]))
+    def flat(name: str, dtype: np.dtype[Any] = floats) -> NDArray[Any]:
+        return np.concatenate([np.asarray(getattr(row, name), dtype) for row in rows])
 
-    def known(name: str) -> Tensor | None:
-        return None if any(getattr(row, name) is None for row in rows) else flat(name)
-
-    firsts = torch.tensor([0, *accumulate(int(row.segments[-1]) + 1 for row in rows)][:-1])
+    arrays = {
+        "tokens": pad_rows([row.tokens for row in rows]),
+        "rows": np.repeat(np.arange(len(rows)), counts),
+        "columns": flat("columns", INDEX),
+        "behaviour": flat("behaviour"),
+        "temperature": flat("temperature"),
+        "segments": flat("segments", INDEX) + np.repeat(np.array(firsts), counts),
+        "advantage": flat("advantage"),
+        "weight": np.repeat(np.array([row.weight for row in rows], floats), counts),
+        **{name: flat(name) for name in known},
+    }
+    there = dict(zip(arrays, up(device, *arrays.values()), strict=True))
     return MicroBatch(
         members=rows,
-        tokens=pad_rows([row.tokens for row in rows]),
-        rows=torch.arange(len(rows)).repeat_interleave(counts),
-        columns=flat("columns", np.int64),
-        behaviour=flat("behaviour"),
-        temperature=flat("temperature"),
-        versions=flat("versions", np.int64),
-        segments=flat("segments", np.int64) + firsts.repeat_interleave(counts),
-        advantage=flat("advantage"),
-        weight=torch.tensor([row.weight for row in rows], dtype=torch.float32).repeat_interleave(counts),
-        before=known("before"),
-        values=known("values"),
-        returns=known("returns"),
+        versions=flat("versions", INDEX),
+        before=there.pop("before", None),
+        values=there.pop("values", None),
+        returns=there.pop("returns", None),
+        **there,
     )
