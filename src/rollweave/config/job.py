@@ -15,6 +15,7 @@ from rollweave.config.base import FileName, PlainText, Section, Target
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.control import (
     CheckpointConfig,
+    TURNS_REFUSE_STREAM,
     ControlConfig,
     EvaluationConfig,
     PipelineConfig,
@@ -204,6 +205,7 @@ class Job(Section):
             rollout=self.rollout,
             pipeline=self.pipeline,
             weights=self.weights,
+            stream=self.training.stream,
             evaluation=self.evaluation,
             checkpoint=self.checkpoint,
             try_alone=self._check_command(),
@@ -217,6 +219,7 @@ class Job(Section):
     @model_validator(mode="after")
     def _check_contradictions(self) -> Job:
         self._check_layout()
+        self._check_stream()
         if isinstance(self.engine, VllmEngineConfig):
             self._check_vllm()
         if self.pipeline.alpha > 0 and self.training.ignores_staleness:
@@ -237,6 +240,17 @@ class Job(Section):
                 "too: set rollout.filter=none, or training.advantage.type=grpo"
             )
         return self
+
+    def _check_stream(self) -> None:
+        if self.training.stream and self._takes_turns:
+            raise ValueError(TURNS_REFUSE_STREAM)
+
+    @property
+    def _takes_turns(self) -> bool:
+        """Whether engines and trainer alternate on the same cores or devices."""
+        if self.cluster is not None:
+            return bool(self.cluster.of_role("colocated"))
+        return isinstance(self.runtime, RayRuntime) and self.runtime.placement == "colocated"
 
     def _check_task_names(self) -> None:
         """Refuse a reward for tasks that the job does not have."""

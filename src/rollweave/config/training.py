@@ -114,6 +114,9 @@ class TrainingConfig(Section):
     """Optimiser updates per train step; together they make one version."""
     microbatch_tokens: PositiveInt = 8192
     """Padded tokens per forward and backward pass; gradients accumulate over them."""
+    stream: bool = False
+    """Compute the gradients of each group as soon as it is sure to be in the step's batch, while others are still
+    played. The update is the same up to rounding. Refused where the loss needs the whole batch first."""
 
     @property
     def needs_before(self) -> bool:
@@ -124,6 +127,23 @@ class TrainingConfig(Section):
     def ignores_staleness(self) -> bool:
         """Whether stale tokens would be trained as if they were fresh: nothing looks at the engine's log-probs."""
         return not self.loss.sees_behaviour and self.mismatch.type != "weight"
+
+    @property
+    def needs_whole_batch(self) -> str | None:
+        """Why no gradient can be computed before the whole batch is there, and the fix; None if it can."""
+        if self.minibatches > 1:
+            return f"minibatches is {self.minibatches}, and the whole batch is shuffled into them; set minibatches to 1"
+        if isinstance(self.advantage, ReinforcePlusAdvantage):
+            return "reinforce++ advantages are divided by their deviation over the whole batch; use grpo or rloo"
+        if isinstance(self.advantage, GAEAdvantage) and self.advantage.normalise == "std":
+            return "gae advantages are normalised over the whole batch; set advantage.normalise to none"
+        return None
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> TrainingConfig:
+        if self.stream and (obstacle := self.needs_whole_batch):
+            raise ValueError(f"stream trains on groups as they come, but {obstacle}, or remove stream")
+        return self
 
     @model_validator(mode="after")
     def _check_mismatch(self) -> TrainingConfig:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollweave.fleet.fleet import Fleet
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
-from rollweave.trajectory import Batch
+from rollweave.trajectory import Group
 from rollweave.weights.buckets import Fingerprint
 
 
@@ -19,9 +20,16 @@ class AlternatingTrainer:
     trainer: Trainer
     fleet: Fleet
 
-    async def train_step(self, batch: Batch) -> Metrics:
+    async def begin(self, step: int, stream: bool = False) -> None:
+        await self.trainer.begin(step, stream)
+
+    async def accumulate(self, groups: Sequence[Group]) -> None:
+        """Not streamed, as the configuration sees to: nothing is computed before `finish`."""
+        await self.trainer.accumulate(groups)
+
+    async def finish(self) -> Metrics:
         async with self.fleet.standing():
-            return await self.trainer.train_step(batch)
+            return await self.trainer.finish()
 
     async def publish(self, version: int) -> Fingerprint:
         return await self.trainer.publish(version)

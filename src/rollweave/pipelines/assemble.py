@@ -30,6 +30,7 @@ from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.events import Emitter, Recorder
 from rollweave.pipelines.checkpoints import Checkpoints, RunState
+from rollweave.pipelines.feed import Feed
 from rollweave.pipelines.journal import Journal, OnRow, OnTrajectories
 from rollweave.pipelines.loop import Loop
 from rollweave.pipelines.one_off import one_off
@@ -95,7 +96,7 @@ def assemble(
     tail = Tail(fleet, fleet.size, permits, scheduler, recorder) if permits is not None and fleet.size > 1 else None
     loop = Loop(
         scheduler,
-        trainer,
+        Feed(scheduler, trainer, journal, recorder, control.stream),
         weights,
         journal,
         PermitGate(permits, fleet, evaluation, journal, tail),

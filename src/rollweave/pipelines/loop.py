@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.phases import Phase
 from rollweave.pipelines.checkpoints import Checkpoints, RunState
+from rollweave.pipelines.feed import Feed
 from rollweave.pipelines.journal import Journal
 from rollweave.pipelines.permits import PermitGate
 from rollweave.rollout.evaluation import Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler
-from rollweave.training.protocol import Metrics, Trainer
+from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
 
 
 @dataclass(slots=True)
 class Loop:
-    """The scheduler, the trainer and what runs around them. `assemble` makes it, a pipeline drives it."""
+    """The scheduler, what feeds the trainer, and what runs around them. `assemble` makes it, a pipeline drives it."""
 
     scheduler: RolloutScheduler
-    trainer: Trainer
+    feed: Feed
     weights: WeightSync
     journal: Journal
     permits: PermitGate

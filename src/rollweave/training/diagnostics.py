@@ -23,9 +23,11 @@ class StepRecord:
     norms: list[float] = field(default_factory=list)
     updates: int = 0
     skipped: int = 0
+    scale: float = 1.0
+    """What the weights of the passes lack, if they were computed before the whole batch was known."""
 
     def metrics(self, version: int) -> Metrics:
-        weight, versions = self._flat("weight"), self._flat("versions")
+        weight, versions = self._flat("weight") * self.scale, self._flat("versions")
         policy, kl, entropy = (self._losses(name) for name in ("policy", "kl", "entropy"))
         known = [(micro, before) for micro, _, before in self.passes if before is not None]
         before = torch.cat([before for _, before in known])

@@ -74,6 +74,16 @@ def token_weights(sampled: Sequence[int], aggregation: Aggregation) -> list[floa
     return [1.0 / (len(sampled) * length) for length in sampled]
 
 
+def unscaled_weight(sampled: int, aggregation: Aggregation) -> float:
+    """The weight of each token of a trajectory while the rest of the mini-batch is not known."""
+    return 1.0 if aggregation == "token" else 1.0 / sampled
+
+
+def weight_scale(sampled: Sequence[int], aggregation: Aggregation) -> float:
+    """The factor from unscaled weights to `token_weights`, once all trajectories are known."""
+    return 1.0 / (sum(sampled) if aggregation == "token" else len(sampled))
+
+
 def token_loss(
     policy: Objective, mismatch: Correction | None, new: Tensor, entropy: Tensor, reference: Tensor | None
 ) -> TokenLoss:

@@ -1,6 +1,9 @@
 """The torch trainer: one process, synchronous, float32. From version n and a batch it makes version n + 1.
 
-    check → rows → advantages → mini-batches (one optimiser update each) → micro-batches (accumulated)
+    begin → accumulate: check → finish: rows → advantages → mini-batches (one optimiser update each) → micro-batches
+
+With `stream` the work is done as groups come: `accumulate` computes the gradients of its groups, without the factor
+that needs the whole batch (how many tokens, how many trajectories), and `finish` scales them and makes the update.
 
 The only random choice is the shuffling into mini-batches, which derives from (seed, version), and the learning rate is
 a function of the version. So a checkpoint needs only weights, optimiser moments and the version (and the value head,
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +23,28 @@ import torch
 from torch import Tensor
 
 from rollweave.config.training import GAEAdvantage, TrainingConfig
-from rollweave.errors import RunFolderError
+from rollweave.errors import ConfigError, RunFolderError
 from rollweave.policies.forward import load_model, logprobs_at, save_model, token_logprobs, token_states
 from rollweave.seeds import generator
 from rollweave.training import checkpoint
 from rollweave.training.advantages import batch_advantages, zero_share
 from rollweave.training.diagnostics import StepRecord
-from rollweave.training.gae import credit, value_head, value_loss
-from rollweave.training.losses import TokenBatch, TokenLoss, correction, objective, token_loss, token_weights, total
+from rollweave.training.gae import credit, explained_variance, value_head, value_loss
+from rollweave.training.losses import (
+    TokenBatch,
+    TokenLoss,
+    correction,
+    objective,
+    token_loss,
+    token_weights,
+    total,
+    unscaled_weight,
+    weight_scale,
+)
 from rollweave.training.packing import MicroBatch, PackedRow, micro_batches, rows_of
 from rollweave.training.protocol import Metrics
-from rollweave.trajectory import Batch
+from rollweave.training.step import OpenStep
+from rollweave.trajectory import Batch, Group
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.probe import probe_tokens
 from rollweave.weights.store import WeightStore
@@ -49,40 +64,107 @@ class TorchTrainer:
         self.version = 0
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.reference = load_model(folder).requires_grad_(False) if config.loss.kl_coefficient > 0 else None
+        self._step: OpenStep | None = None
         self._install(load_model(folder))
 
     # ------------------------------------------------------------------------------------------ one step
 
     def train_step(self, batch: Batch) -> Metrics:
-        """Make one train step with all its mini-batches. A batch that lacks log-probs or versions is refused."""
-        batch.check()
-        rows = rows_of(batch)
-        value_metrics = self._credit(batch, rows)
-        minibatches = self._minibatches(rows)
+        """A whole step at once, on a batch that is complete."""
+        self.begin(batch.step)
+        self.accumulate(batch.groups)
+        return self.finish()
+
+    def begin(self, step: int, stream: bool = False) -> None:
+        """Open a train step. `stream`: `accumulate` computes gradients at once, and `finish` scales and applies them.
+
+        What is left of a step that was never finished is dropped.
+        """
+        if stream and (obstacle := self.config.needs_whole_batch):
+            raise ConfigError(f"this train step cannot be streamed: {obstacle}")
+        if self._step is not None and self._step.record.passes:
+            self._clear_gradients()
+        self._step = OpenStep(step, stream)
+
+    def accumulate(self, groups: Sequence[Group]) -> None:
+        """Give the step groups of its batch. Those that lack log-probs or versions are refused."""
+        step = self._opened()
+        part = Batch(step.number, list(groups))
+        part.check()
+        step.add(part)
+        if step.stream:
+            rows = rows_of(part)
+            self._credit(part, rows)
+            for row in rows:
+                row.weight = unscaled_weight(len(row.columns), self.config.loss.aggregation)
+            step.rows += rows
+            idle_too = self._learns_from_idle
+            self._run([row for row in rows if idle_too or not row.idle], step.record)
+
+    def finish(self) -> Metrics:
+        """Make the updates of the step, all its mini-batches: version n becomes n + 1."""
+        step = self._opened()
+        batch = Batch(step.number, list(step.groups.values()))
+        if not batch.groups:
+            batch.check()  # it says what is wrong
         rate = self._set_learning_rate()
-        record = StepRecord()
-        for number, passes in enumerate(minibatches):
-            for micro in passes:
-                self._accumulate(micro, record, before_update=number == 0)
-            self._update(record)
-        metrics = record.metrics(self.version) | value_metrics
+        if step.stream:
+            self._finish_stream(step)
+        else:
+            self._train_whole(step, batch)
+        metrics = step.record.metrics(self.version) | self._value_metrics(step.rows)
         self._warn(metrics)
         self.version += 1
+        self._step = None
         return metrics | {
             "lr": rate,
             "tokens/trained": float(batch.sampled_tokens),
             "advantage/zero_share": zero_share(batch),
         }
 
-    def _credit(self, batch: Batch, rows: list[PackedRow]) -> Metrics:
-        """Give every row its advantages. Returns the metrics of the value head, if there is one."""
+    def _opened(self) -> OpenStep:
+        assert self._step is not None, "`begin` opens a step"
+        return self._step
+
+    def _train_whole(self, step: OpenStep, batch: Batch) -> None:
+        step.rows = rows_of(batch)
+        self._credit(batch, step.rows)
+        for number, passes in enumerate(self._minibatches(step.rows)):
+            for micro in passes:
+                self._backward(micro, step.record, before_update=number == 0)
+            self._update(step.record)
+
+    def _finish_stream(self, step: OpenStep) -> None:
+        """The gradients so far lack the factor that only the whole batch knows."""
+        if not step.record.passes:
+            self._run(step.rows, step.record)  # all rows are idle, but the step's metrics need some
+        step.record.scale = weight_scale([len(row.columns) for row in step.rows], self.config.loss.aggregation)
+        for parameter in self.parameters:
+            assert parameter.grad is not None, "see _install"
+            parameter.grad.mul_(step.record.scale)
+        self._update(step.record)
+
+    def _run(self, rows: list[PackedRow], record: StepRecord) -> None:
+        """Run rows forward and backward, before the step's only update."""
+        for micro in micro_batches(rows, self.config.microbatch_tokens):
+            self._backward(micro, record, before_update=True)
+
+    def _credit(self, batch: Batch, rows: list[PackedRow]) -> None:
+        """Give every row its advantages."""
         config = self.config.advantage
         if isinstance(config, GAEAdvantage):
             self._record_before(rows)
-            return credit(rows, batch, config)
+            credit(rows, batch, config)
+            return
         for row, advantage in zip(rows, batch_advantages(batch, config), strict=True):
             row.advantage = advantage
-        return {}
+
+    def _value_metrics(self, rows: list[PackedRow]) -> Metrics:
+        if self.head is None:
+            return {}
+        values = [value for row in rows for value in row.values or ()]
+        returns = [value for row in rows for value in row.returns or ()]
+        return {"value/explained_variance": explained_variance(values, returns)}
 
     def _minibatches(self, rows: list[PackedRow]) -> list[list[MicroBatch]]:
         """The mini-batches as lists of passes. Every row counts in the denominators; idle rows are not computed."""
@@ -110,7 +192,11 @@ class TorchTrainer:
 
         They are also computed if there are no other rows, because the step's metrics need some.
         """
-        return self.config.loss.moves_idle_rows or self.head is not None or all(row.idle for row in rows)
+        return self._learns_from_idle or all(row.idle for row in rows)
+
+    @property
+    def _learns_from_idle(self) -> bool:
+        return self.config.loss.moves_idle_rows or self.head is not None
 
     @torch.no_grad()
     def _record_before(self, rows: list[PackedRow]) -> None:
@@ -124,7 +210,7 @@ class TorchTrainer:
                 for row, part in zip(micro.members, torch.split(values, lengths), strict=True):
                     row.values = part.tolist()
 
-    def _accumulate(self, micro: MicroBatch, record: StepRecord, before_update: bool) -> None:
+    def _backward(self, micro: MicroBatch, record: StepRecord, before_update: bool) -> None:
         """Run one pass forward and backward. Gradients of the passes add up to those of the mini-batch.
 
         `before_update` says that this step has made no update yet, so the pass itself sees the policy before the step.
@@ -170,6 +256,9 @@ class TorchTrainer:
             record.norms.append(norm)
         record.updates += 1
         record.skipped += not finite
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
         # Set to 0 and not to None, so that the moments decay also in an update whose rows were all left out.
         self.optimizer.zero_grad(set_to_none=False)
 
@@ -232,11 +321,12 @@ class TorchTrainer:
             self.head.load_state_dict(state["value_head"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.version = state["version"]
+        self._step = None
 
     def _install(self, model: Any) -> None:
         self.model = model
         gae = isinstance(self.config.advantage, GAEAdvantage)
-        self.head = value_head(model.config.hidden_size) if gae else None
+        self.head = value_head(model.config.hidden_size).to(model.device, model.dtype) if gae else None
         modules = [model] if self.head is None else [model, self.head]
         self.parameters: list[Tensor] = [parameter for module in modules for parameter in module.parameters()]
         for parameter in self.parameters:
