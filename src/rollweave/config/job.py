@@ -275,7 +275,12 @@ class Job(Section):
                 raise ValueError(f"engine.type=vllm: pool {pool.name} has {what}, which needs engine.type=torch")
 
     def _check_layout(self) -> None:
-        """Refuse a job that assigns cores both in `runtime` and in `cluster`."""
+        """Refuse what the runtime cannot start, and a job that assigns cores both in `runtime` and in `cluster`."""
+        if self.training.ranks not in (None, 1) and isinstance(self.runtime, InlineRuntime):
+            raise ValueError(
+                f"training.ranks is {self.training.ranks}, but runtime.type=inline is one process: set runtime.type=ray, or "
+                "remove training.ranks"
+            )
         if self.cluster is None:
             return
         for key in {"placement", "engine_threads", "trainer_threads", "engines"} & self.runtime.model_fields_set:

@@ -7,7 +7,7 @@ positions whose next token is needed, and in chunks, so that the logits never fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,14 @@ def _make_savable(model: Any) -> None:
         model.generation_config = GenerationConfig.from_model_config(model.config)
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write the Hugging Face files of a policy into an existing folder. A full disk always raises an OSError."""
+def save_model(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Write the Hugging Face files of a policy into an existing folder. A full disk always raises an OSError.
+
+    `weights`: if they are others than the model itself holds, as a shard or beside an adapter."""
     from safetensors import SafetensorError
 
     try:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
         tokenizer.save_pretrained(folder)
     except SafetensorError as error:
         raise OSError(str(error)) from error
