@@ -112,7 +112,7 @@ def down(*tensors: Tensor) -> list[Array]:
     return found
 
 
-def number(tensor: Tensor) -> float:
+def scalar(tensor: Tensor) -> float:
     return float(down(tensor)[0])
 
 

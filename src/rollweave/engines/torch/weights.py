@@ -211,7 +211,6 @@ class FusedTarget:
         crossing.fill(self.into, _paired(bits, self.paired) if self.paired else bits)
 
 
-
 def _paired(source: NDArray[Any], head_dim: int) -> NDArray[Any]:
     """Rows (j, j + head_dim / 2) of every head side by side."""
     halves = source.reshape(-1, 2, head_dim // 2, *source.shape[1:])
