@@ -93,7 +93,8 @@ def up(device: torch.device, *arrays: Array) -> list[Tensor]:
 
 
 def down(*tensors: Tensor) -> list[Array]:
-    """Bring the values of tensors of one device to main memory, all in one crossing."""
+    """Bring the values of tensors of one device to main memory, all in one crossing; bfloat16 comes as float32."""
+    tensors = tuple(tensor.float() if tensor.dtype is torch.bfloat16 else tensor for tensor in tensors)
     CROSSINGS.down += 1
     device = tensors[0].device.type
     if device == "cpu":
@@ -107,7 +108,7 @@ def down(*tensors: Tensor) -> list[Array]:
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
         kind = _numpy_type(tensor)
-        found.append(np.frombuffer(received[start : start + size].tobytes(), kind).reshape(tuple(tensor.shape)))
+        found.append(received[start : start + size].copy().view(kind).reshape(tuple(tensor.shape)))
         start += size
     return found
 
