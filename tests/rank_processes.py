@@ -96,5 +96,3 @@ def _answer(function: Callable[..., Any], ranks: Ranks, arguments: tuple[Any, ..
     except Exception as error:  # travels to the test, which raises it
         traceback.print_exc()
         return error
-
-

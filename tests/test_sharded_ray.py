@@ -1,4 +1,4 @@
-"""A sharded trainer on Ray: when one of its processes dies the whole of it is gone, at once, and another can be made."""
+"""A sharded trainer on Ray: when one of its processes dies all of it is gone at once, and another can be made."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_va
 from rollweave.config.base import FileName, PlainText, Section, Target
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.control import (
-    CheckpointConfig,
     TURNS_REFUSE_STREAM,
+    CheckpointConfig,
     ControlConfig,
     EvaluationConfig,
     PipelineConfig,
@@ -278,8 +278,8 @@ class Job(Section):
         """Refuse what the runtime cannot start, and a job that assigns cores both in `runtime` and in `cluster`."""
         if self.training.ranks not in (None, 1) and isinstance(self.runtime, InlineRuntime):
             raise ValueError(
-                f"training.ranks is {self.training.ranks}, but runtime.type=inline is one process: set runtime.type=ray, or "
-                "remove training.ranks"
+                f"training.ranks is {self.training.ranks}, but runtime.type=inline is one process: set "
+                "runtime.type=ray, or remove training.ranks"
             )
         if self.cluster is None:
             return

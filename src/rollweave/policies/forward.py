@@ -1,8 +1,9 @@
 """Computes log-probs (and entropies) of chosen tokens in a padded micro-batch; loads and saves the policy's model.
 
 Two savings matter on any hardware. Rows are padded on the right and attention is causal, so no real token ever sees
-padding and no mask is needed. And the vocabulary projection, the widest matrix of a small model, is applied only at
-positions whose next token is needed, and in chunks, so that the logits never fill the memory.
+padding and no mask is needed; only lines of several packed rows need one. And the vocabulary projection, the widest
+matrix of a small model, is applied only at positions whose next token is needed, and in chunks, so that the logits
+never fill the memory.
 """
 
 from __future__ import annotations
@@ -86,25 +87,55 @@ def fill_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return batches
 
 
+def pack_rows(lengths: Sequence[int], budget: int) -> list[list[list[int]]]:
+    """Divide sequences into micro-batches of lines that hold one or more of them, at most `budget` tokens with padding.
+
+    Every line is as wide as the longest sequence. The longest come first, each into the first line with room: nearly no
+    padding is left, and no line is longer than it would be without packing.
+    """
+    width = max(lengths, default=1)
+    lines: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        line = next((line for line, left in enumerate(room) if left >= lengths[index]), len(lines))
+        if line == len(lines):
+            lines.append([])
+            room.append(width)
+        lines[line].append(index)
+        room[line] -= lengths[index]
+    at_once = max(1, budget // width)
+    return [lines[i : i + at_once] for i in range(0, len(lines), at_once)]
+
+
 def pad_rows(rows: Sequence[ArrayLike]) -> Tensor:
     """Make one tensor of the token rows, padded with zeros on the right, where no real token attends to them."""
     return pad_sequence([torch.from_numpy(np.asarray(row, np.int64)) for row in rows], batch_first=True)
 
 
 def token_logprobs(
-    model: Any, tokens: Tensor, rows: Tensor, columns: Tensor, temperature: Tensor
+    model: Any, tokens: Tensor, lines: Tensor, columns: Tensor, temperature: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The log-prob of each token at (row, column) given the tokens before it, and the entropy at that position.
+    """The log-prob of each token at (line, column) given the tokens before it, and the entropy at that position.
 
     Both belong to the distribution softmax(logits / temperature), with one temperature per token.
     """
-    return logprobs_at(model, token_states(model, tokens, rows, columns), tokens[rows, columns], temperature)
+    return logprobs_at(model, token_states(model, tokens, lines, columns), tokens[lines, columns], temperature)
 
 
-def token_states(model: Any, tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The hidden state that predicts each token at (row, column)."""
-    hidden: Tensor = model.model(input_ids=tokens, use_cache=False).last_hidden_state
-    return hidden[rows, columns - 1]
+def token_states(model: Any, tokens: Tensor, lines: Tensor, columns: Tensor, positions: Tensor | None = None) -> Tensor:
+    """The hidden state that predicts each token at (line, column). `positions`: of tokens in lines of several rows."""
+    mask = None if positions is None else own_row_mask(positions)
+    hidden: Tensor = model.model(
+        input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=False
+    ).last_hidden_state
+    return hidden[lines, columns - 1]
+
+
+def own_row_mask(positions: Tensor) -> Tensor:
+    """Which tokens each token of a line attends to: those of its own row up to itself. [lines, 1, width, width]"""
+    rows = (positions == 0).cumsum(-1)  # a row begins at position 0, and so does every token of the padding
+    columns = torch.arange(positions.shape[-1], device=positions.device)
+    return ((rows[:, :, None] == rows[:, None, :]) & (columns[:, None] >= columns))[:, None]
 
 
 def logprobs_at(model: Any, hidden: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,7 +83,8 @@ def _devices(cluster: ClusterConfig, training: list[Pool]) -> int:
 def _threads_per_rank(cores: int, ranks: int, pool: Pool) -> int:
     if cores < ranks:
         raise ConfigError(
-            f"training.ranks is {ranks}, but pool {pool.name} has {cores} cores: lower it, or raise the count of the pool"
+            f"training.ranks is {ranks}, but pool {pool.name} has {cores} cores: lower it, or raise the count of the "
+            "pool"
         )
     return cores // ranks
 

@@ -1,7 +1,11 @@
 """Packs a batch of trajectories into tensors: a trajectory is one row, however many turns it has.
 
 All tokens of a row go through the model once; the loss is computed at its sampled tokens only. The data of the sampled
-tokens is flat, with one entry per token, and (row, column) gives each token's place in the padded micro-batch.
+tokens is flat, with one entry per token, and (line, column) gives each token's place in the micro-batch: a line is one
+padded row, or, packed, several rows one after the other.
+
+Several ranks divide the rows by their tokens. All of them make the same number of passes, because they gather and
+reduce together; one that has no rows left makes a pass over a filler that weighs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollweave.errors import UntrainableBatch
-from rollweave.policies.forward import fill_rows, pad_rows
+from rollweave.policies.forward import fill_rows, pack_rows, pad_rows
 from rollweave.trajectory import Batch, Logprobs, Span, TokenIds, Trajectory
 
 
@@ -49,11 +53,17 @@ class PackedRow:
 
 @dataclass(slots=True)
 class MicroBatch:
-    """The tensors of one forward and backward pass. `tokens` is padded; all others have one entry per sampled token."""
+    """The tensors of one forward and backward pass. All but the first two have one entry per sampled token."""
 
     members: list[PackedRow]
+    """Empty: a filler, of which nothing is learned or recorded."""
     tokens: Tensor
+    """Lines, padded."""
+    positions: Tensor | None
+    """The position of each of `tokens` in its own row; None: every line is one row."""
     rows: Tensor
+    """The number of each token's row among the members."""
+    lines: Tensor
     columns: Tensor
     behaviour: Tensor
     temperature: Tensor
@@ -71,10 +81,58 @@ def rows_of(batch: Batch) -> list[PackedRow]:
     return [_row(trajectory) for trajectory in batch.trajectories()]
 
 
-def micro_batches(rows: Sequence[PackedRow], budget: int) -> list[MicroBatch]:
-    """Divide rows into passes of at most `budget` padded tokens."""
-    plan = fill_rows([len(row.tokens) for row in rows], budget)
-    return [_micro_batch([rows[i] for i in indices]) for indices in plan]
+def micro_batches(rows: Sequence[PackedRow], budget: int, packed: bool = False) -> list[MicroBatch]:
+    """Divide rows into passes of at most `budget` tokens, padding included. `packed`: short rows share a line."""
+    return [_micro_batch(lines) for lines in _plan(rows, budget, packed)]
+
+
+def micro_batches_of_rank(
+    rows: Sequence[PackedRow], budget: int, packed: bool, rank: int, ranks: int
+) -> list[MicroBatch]:
+    """The passes of one rank over its share of the rows; as many as every other rank makes."""
+    plans = [_plan(share, budget, packed) for share in share_out(rows, ranks)]
+    fillers = max(len(plan) for plan in plans) - len(plans[rank])
+    return [_micro_batch(lines) for lines in plans[rank]] + [filler() for _ in range(fillers)]
+
+
+def share_out(rows: Sequence[PackedRow], ranks: int) -> list[list[PackedRow]]:
+    """Divide rows so that every rank has about as many tokens: the longest first, each to the rank with the fewest."""
+    shares: list[list[PackedRow]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for row in sorted(rows, key=lambda row: -len(row.tokens)):
+        rank = tokens.index(min(tokens))
+        shares[rank].append(row)
+        tokens[rank] += len(row.tokens)
+    return shares
+
+
+def filler() -> MicroBatch:
+    """A pass that computes gradients of 0, for a rank that only keeps the others company."""
+    zero = np.zeros(1, np.float32)
+    row = PackedRow(
+        tokens=np.zeros(2, np.int32),
+        group=0,
+        columns=np.ones(1, np.int64),
+        behaviour=zero,
+        temperature=zero + 1.0,
+        versions=np.zeros(1, np.int64),
+        segments=np.zeros(1, np.int64),
+        advantage=[0.0],
+        before=[0.0],
+        values=[0.0],
+        returns=[0.0],
+    )
+    micro = _micro_batch([[row]])
+    micro.members = []
+    return micro
+
+
+def _plan(rows: Sequence[PackedRow], budget: int, packed: bool) -> list[list[list[PackedRow]]]:
+    """Passes, each a list of lines, each a list of rows."""
+    lengths = [len(row.tokens) for row in rows]
+    if packed:
+        return [[[rows[i] for i in line] for line in lines] for lines in pack_rows(lengths, budget)]
+    return [[[rows[i]] for i in indices] for indices in fill_rows(lengths, budget)]
 
 
 def _row(trajectory: Trajectory) -> PackedRow:
@@ -118,8 +176,11 @@ def _comparable(span: Span) -> tuple[Logprobs, float]:
     return span.logprobs, transform.temperature
 
 
-def _micro_batch(rows: list[PackedRow]) -> MicroBatch:
+def _micro_batch(lines: list[list[PackedRow]]) -> MicroBatch:
+    rows = [row for line in lines for row in line]
     counts = torch.tensor([len(row.columns) for row in rows])
+    starts = [start for line in lines for start in [0, *accumulate(len(row.tokens) for row in line)][:-1]]
+    numbers = [number for number, line in enumerate(lines) for _ in line]
 
     def flat(name: str, dtype: type[np.generic] = np.float32) -> Tensor:
         return torch.from_numpy(np.concatenate([np.asarray(getattr(row, name), dtype) for row in rows]))
@@ -127,19 +188,30 @@ def _micro_batch(rows: list[PackedRow]) -> MicroBatch:
     def known(name: str) -> Tensor | None:
         return None if any(getattr(row, name) is None for row in rows) else flat(name)
 
-    firsts = torch.tensor([0, *accumulate(int(row.segments[-1]) + 1 for row in rows)][:-1])
+    def repeated(values: Sequence[float], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype).repeat_interleave(counts)
+
+    firsts = [0, *accumulate(int(row.segments[-1]) + 1 for row in rows)][:-1]
     return MicroBatch(
         members=rows,
-        tokens=pad_rows([row.tokens for row in rows]),
-        rows=torch.arange(len(rows)).repeat_interleave(counts),
-        columns=flat("columns", np.int64),
+        tokens=pad_rows([np.concatenate([row.tokens for row in line]) for line in lines]),
+        positions=_positions(lines),
+        rows=repeated(range(len(rows))),
+        lines=repeated(numbers),
+        columns=flat("columns", np.int64) + repeated(starts),
         behaviour=flat("behaviour"),
         temperature=flat("temperature"),
         versions=flat("versions", np.int64),
-        segments=flat("segments", np.int64) + firsts.repeat_interleave(counts),
+        segments=flat("segments", np.int64) + repeated(firsts),
         advantage=flat("advantage"),
-        weight=torch.tensor([row.weight for row in rows], dtype=torch.float32).repeat_interleave(counts),
+        weight=repeated([row.weight for row in rows], torch.float32),
         before=known("before"),
         values=known("values"),
         returns=known("returns"),
     )
+
+
+def _positions(lines: list[list[PackedRow]]) -> Tensor | None:
+    if all(len(line) == 1 for line in lines):
+        return None
+    return pad_rows([np.concatenate([np.arange(len(row.tokens)) for row in line]) for line in lines])

@@ -350,7 +350,9 @@ class TorchTrainer:
 
     def _kept(self) -> dict[str, Tensor]:
         """What a resume needs beside the Hugging Face files; see `load` for how the two make a trainer again."""
-        own = {name: one for name, one in self.policy.named_parameters() if name.startswith("head.") or ".lora_" in name}
+        own = {
+            name: one for name, one in self.policy.named_parameters() if name.startswith("head.") or ".lora_" in name
+        }
         return {f"parameter.{name}": one.detach() for name, one in own.items()} | moments(self.policy, self.optimizer)
 
     def load(self, folder: Path) -> None:
@@ -372,7 +374,9 @@ class TorchTrainer:
         ):
             there, wanted = (any(mark in name for name in names) for names in (found, self._kept()))
             if there != wanted:
-                state = f"has a saved {what}, but the job wants none" if there else f"has no {what}, but the job wants one"
+                state = (
+                    f"has a saved {what}, but the job wants none" if there else f"has no {what}, but the job wants one"
+                )
                 raise RunFolderError(f"{folder} {state}: continue with the {key} the run was started with")
 
     def _install(self, model: Any) -> None:

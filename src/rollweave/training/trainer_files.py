@@ -1,13 +1,15 @@
 """The trainer's part of a checkpoint that only a resume needs. All ranks write it, each its shards; any number read it.
 
-    state/trainer.json    the version, and which parts there are
-    state/trainer/        moments of the optimiser, value head, adapter (torch.distributed.checkpoint)
+state/trainer.json    the version, and which parts there are
+state/trainer/        moments of the optimiser, value head, adapter (torch.distributed.checkpoint)
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +28,33 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> No
     """Write what this rank holds of each tensor; all ranks call it, and none returns before all have written.
 
     Raises OSError on every rank if one could not write."""
-    writer = dcp.FileSystemWriter(folder / PARTS)
     try:
-        dcp.save(dict(tensors), storage_writer=writer, no_dist=ranks.alone)
+        with _quietly():
+            dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder / PARTS), no_dist=ranks.alone)
     except dcp.CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
-        raise OSError(getattr(cause, "errno", None), f"{_reason(cause)} (rank {rank})") from cause
+        where = "" if ranks.alone else f" (rank {rank})"
+        raise OSError(getattr(cause, "errno", None), f"{_reason(cause)}{where}") from cause
 
 
 def read_parts(folder: Path, into: Mapping[str, Tensor], ranks: Ranks) -> None:
     """Fill these tensors, or the shards of them that this rank holds."""
     try:
-        dcp.load(dict(into), storage_reader=dcp.FileSystemReader(folder / PARTS), no_dist=ranks.alone)
+        with _quietly():
+            dcp.load(dict(into), storage_reader=dcp.FileSystemReader(folder / PARTS), no_dist=ranks.alone)
     except dcp.CheckpointException as error:
         _, (cause, _) = next(iter(error.failures.items()))
         raise RunFolderError(
             f"{folder / PARTS} cannot be read: {_reason(cause)}; resume from an earlier checkpoint"
         ) from cause
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """torch warns of a single process, though it is told to expect one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
 
 
 def names_of_parts(folder: Path) -> set[str]:
