@@ -114,12 +114,12 @@ def die_in_mid_step(ranks: Ranks, folder: Path, victim: int, number: int) -> Non
     step(trainer, 0)
     plain, passes = trainer._backward, 0
 
-    def backward(*arguments: Any) -> None:
+    def backward(*arguments: Any, **options: Any) -> None:
         nonlocal passes
         passes += 1
         if ranks.rank == victim and passes == 2:
             os.kill(os.getpid(), number)
-        plain(*arguments)
+        plain(*arguments, **options)
 
     trainer._backward = backward  # type: ignore[method-assign]
     step(trainer, 1)

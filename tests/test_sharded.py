@@ -136,7 +136,7 @@ def test_ranks_of_different_versions_refuse_to_train(pair: RankProcesses, folder
 def test_a_rank_that_is_killed_in_mid_step_is_noticed_at_once(folder: Path, victim: int) -> None:
     with rank_processes(2) as ranks:
         ranks.send(jobs.die_in_mid_step, folder, victim, jobs.KILL)
-        ranks.processes[victim].join()
+        ranks.processes[victim].join(60)
         died = time.monotonic()
         assert isinstance(ranks.answer(1 - victim), PeerLost)
         assert time.monotonic() - died < 1.0, "measured: 0.05 s"
