@@ -1,4 +1,4 @@
-"""Engine and trainer on one device: outside its turn each holds nothing of the device's memory, and all stays the same."""
+"""Engine and trainer on one device: outside its turn each holds nothing of its memory, and all stays the same."""
 
 from __future__ import annotations
 

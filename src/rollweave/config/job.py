@@ -186,12 +186,12 @@ class Job(Section):
     rewards: tuple[RewardConfig, ...] = ()
     rollout: RolloutConfig = RolloutConfig()
     device: str = "auto"
-    """What engine and trainer compute on, as torch calls it: `cpu`, `cuda`, `cuda:1` ... `auto`: a GPU if torch sees one,
-    else the CPU. GPUs are untested."""
+    """What engine and trainer compute on, as torch calls it: `cpu`, `cuda`, `cuda:1` ... `auto`: a GPU if torch sees
+    one, else the CPU. GPUs are untested."""
     sleep: bool = False
-    """Where engines and trainer take turns (`runtime.placement: colocated`, pools of role `colocated`, `rollweave submit`),
-    they also take turns in the device's memory: outside its turn the trainer's weights and moments and the engines'
-    weights lie in main memory, and KV caches are freed. For GPUs that cannot hold both."""
+    """Where engines and trainer take turns (`runtime.placement: colocated`, pools of role `colocated`, `rollweave
+    submit`), they also take turns in the device's memory: outside its turn the trainer's weights and moments and the
+    engines' weights lie in main memory, and KV caches are freed. For GPUs that cannot hold both."""
     engine: EngineConfig = TorchEngineConfig()
     training: TrainingConfig = TrainingConfig()
     pipeline: PipelineConfig = RollArtPipeline(type="rollart")
@@ -271,8 +271,8 @@ class Job(Section):
         )
         if not self._takes_turns and not alternates:
             raise ValueError(
-                "sleep is for engines and trainers that take turns on one device, but here each has its own: remove sleep, or "
-                "set runtime.placement=colocated"
+                "sleep is for engines and trainers that take turns on one device, but here each has its own: remove "
+                "sleep, or set runtime.placement=colocated"
             )
         if isinstance(self.engine, VllmEngineConfig):
             raise ValueError("sleep needs engine.type=torch: vLLM keeps its own memory; remove sleep")

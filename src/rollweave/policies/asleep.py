@@ -1,7 +1,7 @@
 """Asleep: tensors whose memory on the device is given back for a while; their bytes wait in main memory.
 
-Engine and trainer that share a device, and jobs that share a pool, take turns in its memory this way. A tensor stays the
-same object, a parameter of an optimiser too: only the memory behind it goes and comes back.
+Engine and trainer that share a device, and jobs that share a pool, take turns in its memory this way. A tensor stays
+the same object, a parameter of an optimiser too: only the memory behind it goes and comes back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollweave.crossing import Array, fill, raw
+from rollweave.crossing import Array, bits, fill
 
 
 class Asleep:
@@ -21,10 +21,10 @@ class Asleep:
         """Put them to sleep. Of tensors that share memory all must be named, or the memory is not given back."""
         self._kept: list[tuple[Array, torch.device, list[_Place]]] = []
         for memory, inhabitants in _memories(tensors).values():
-            places = [_Place(one, one.storage_offset(), one.shape, one.stride()) for one in inhabitants]
-            self._kept.append((raw(_bytes(memory)).copy(), memory.device, places))
+            places = [_Place(one, int(one.storage_offset()), one.shape, one.stride()) for one in inhabitants]
+            self._kept.append((bits(_bytes(memory)).copy(), memory.device, places))
             for one in inhabitants:
-                one.set_(torch.UntypedStorage(0, device=memory.device), 0, (0,), (1,))
+                one.set_(_memory(0, memory.device), 0, (0,), (1,))
 
     @property
     def bytes(self) -> int:
@@ -33,7 +33,7 @@ class Asleep:
     @torch.no_grad()
     def wake(self) -> None:
         for kept, device, places in self._kept:
-            memory = torch.UntypedStorage(kept.nbytes, device=device)
+            memory = _memory(kept.nbytes, device)
             fill(_bytes(memory), kept)
             for place in places:
                 place.tensor.set_(memory, place.offset, place.shape, place.stride)
@@ -61,6 +61,10 @@ def _memories(tensors: Iterable[Tensor]) -> dict[int, tuple[torch.UntypedStorage
         memory = tensor.untyped_storage()
         found.setdefault(memory._cdata, (memory, []))[1].append(tensor)
     return found
+
+
+def _memory(size: int, device: torch.device) -> torch.UntypedStorage:
+    return torch.UntypedStorage(size, device=device)  # type: ignore[no-untyped-call]
 
 
 def _bytes(memory: torch.UntypedStorage) -> Tensor:

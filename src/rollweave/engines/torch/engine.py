@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from rollweave.config.control import InFlight
-from rollweave.crossing import CPU, down, fill, raw, up
+from rollweave.crossing import CPU, bits, down, fill, up
 from rollweave.engines.protocol import Completion, EngineStats, Finish, KvAsk, KvRows, Pull, Request
 from rollweave.engines.torch.model import Chunk, forward, kv_cache
 from rollweave.engines.torch.sampling import Decoder, draw, finish_of, text_of
@@ -333,7 +333,7 @@ class TorchEngine:
         context = self._table.find(ask.trajectory)
         if context is None or (end := context.shares(ask.tokens)) <= ask.start:
             return None
-        rows = raw(torch.stack([layer[context.slot, :, ask.start : end] for layer in self._cache]))
+        rows = bits(torch.stack([layer[context.slot, :, ask.start : end] for layer in self._cache]))
         return KvRows(ask.start, context.kv_version, rows)
 
     @torch.inference_mode()
