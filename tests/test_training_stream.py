@@ -165,7 +165,7 @@ class Held:
         self.count = 0
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        kept = [tensor]
+        kept = [tensor.detach()]  # with its history, an output would keep itself alive
         self.count += 1
         box = _Box(kept)
         weakref.finalize(box, self._free)

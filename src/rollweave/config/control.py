@@ -205,8 +205,8 @@ class CheckpointConfig(Section):
 
 
 TURNS_REFUSE_STREAM = (
-    "training.stream computes gradients while answers are sampled, but colocated engines and trainer take turns: remove "
-    "training.stream, or give the trainer a pool of its own"
+    "training.stream computes gradients while answers are sampled, but colocated engines and trainer take turns: "
+    "remove training.stream, or give the trainer a pool of its own"
 )
 
 

@@ -114,8 +114,8 @@ class KvRows:
     start: int
     version: int
     """The oldest policy version that computed a token of the context."""
-    rows: NDArray[np.float32]
-    """[layers, keys and values by head, tokens, head size]"""
+    rows: NDArray[np.signedinteger[Any]]
+    """[layers, keys and values by head, tokens, head size], as integers of their size: NumPy has no bfloat16."""
 
     @property
     def end(self) -> int:

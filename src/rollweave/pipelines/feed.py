@@ -41,7 +41,8 @@ class Feed:
     _done_share: float = 0.0
 
     async def get_batch(self, step: int) -> Batch:
-        """Wait for the batch of a step. Streamed: the trainer works meanwhile on the groups that are sure to be in it."""
+        """Wait for the batch of a step. Streamed: the trainer works meanwhile on the groups that are sure to be in it,
+        one after the other, so that little is under way when the last one comes."""
         if not self.stream:
             return await self.scheduler.get_batch(step)
         await self.trainer.begin(step, stream=True)
@@ -51,7 +52,7 @@ class Feed:
             batch.add_done_callback(lambda _: self._news.set())
             while not batch.done():
                 if self._waiting:
-                    await self._give(step)
+                    await self._give(step, self._waiting[:1])
                 else:
                     self._news.clear()
                     await self._news.wait()
@@ -62,7 +63,7 @@ class Feed:
         if not self.stream:
             return await train_step(self.trainer, batch)
         if self._waiting:
-            await self._give(batch.step)
+            await self._give(batch.step, self._waiting)
         return await self.trainer.finish() | {"train/streamed_share": self._done_share}
 
     async def _complete(self, step: int) -> Batch:
@@ -79,9 +80,8 @@ class Feed:
         self._heard += [group.id for group in final]
         self._news.set()
 
-    async def _give(self, step: int) -> None:
-        """Give the trainer all that waits, in one call, so that small groups share a pass."""
-        groups, self._waiting = self._waiting, []
+    async def _give(self, step: int, groups: list[Group]) -> None:
+        self._waiting = self._waiting[len(groups) :]
         ids = [group.id for group in groups]
         self.recorder.emit("stream.begin", step=step, groups=ids, tokens=_tokens(groups))
         with self.journal.trainer_works():

@@ -9,36 +9,48 @@ never fill the memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from rollweave.errors import ModelError
 
+ATTENTION = "rollweave"
 LOGITS_AT_ONCE = 2**26
 """Elements of a chunk of logits (256 MB in float32)."""
 
 
 def load_model(folder: Path) -> Any:
-    """Load a Hugging Face causal LM in float32, in evaluation mode: dropout would make new and old policy differ."""
+    """Load a Hugging Face causal LM in float32 into main memory, in evaluation mode: dropout would make new and old
+    policy differ."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     no_progress_bars()
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=_attention())
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:  # truncated, of other shapes, or incomplete
         raise ModelError(
             f"the weights in {folder} cannot be loaded ({error}); fetch the model again, all its files"
         ) from error
     _make_savable(model)
     return model.eval()
+
+
+def _attention() -> str:
+    """Torch's own attention, under a name for which transformers makes no mask. It would find out in every pass that
+    none is needed, by reading a value from the device."""
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register(ATTENTION, sdpa_attention_forward)
+    return ATTENTION
 
 
 def _make_savable(model: Any) -> None:
@@ -107,9 +119,12 @@ def pack_rows(lengths: Sequence[int], budget: int) -> list[list[list[int]]]:
     return [lines[i : i + at_once] for i in range(0, len(lines), at_once)]
 
 
-def pad_rows(rows: Sequence[ArrayLike]) -> Tensor:
-    """Make one tensor of the token rows, padded with zeros on the right, where no real token attends to them."""
-    return pad_sequence([torch.from_numpy(np.asarray(row, np.int64)) for row in rows], batch_first=True)
+def pad_rows(rows: Sequence[Sequence[int] | NDArray[Any]]) -> NDArray[np.int64]:
+    """Make one array of the token rows, padded with zeros on the right, where no real token attends to them."""
+    padded = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for line, row in zip(padded, rows, strict=True):
+        line[: len(row)] = row
+    return padded
 
 
 def token_logprobs(
@@ -145,13 +160,15 @@ def logprobs_at(model: Any, hidden: Tensor, targets: Tensor, temperature: Tensor
     if len(targets) <= chunk:
         return _head(hidden, weight, targets, temperature)
     parts = zip(*(torch.split(t, chunk) for t in (hidden, targets, temperature)), strict=True)
-    pieces = [checkpoint(_head, h, weight, t, heat, use_reentrant=False) for h, t, heat in parts]
+    # There is no randomness to preserve, and on a GPU a look at its generator would be a crossing.
+    head = partial(checkpoint, _head, use_reentrant=False, preserve_rng_state=False)
+    pieces = [head(h, weight, t, heat) for h, t, heat in parts]
     logprobs, entropies = zip(*pieces, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
 def _head(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    logits = (hidden @ weight.T) / temperature[:, None]
+    logits = (hidden @ weight.T).to(temperature.dtype) / temperature[:, None]
     all_logprobs = torch.log_softmax(logits, dim=-1)
     entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
     return all_logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy

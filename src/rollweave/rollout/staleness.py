@@ -211,7 +211,8 @@ class SampleBuffer:
 
     def _complete(self) -> list[GroupInLine]:
         return [
-            GroupInLine(id, version, complete=True, claimed=id in self._claimed) for id, version in self._versions.items()
+            GroupInLine(id, version, complete=True, claimed=id in self._claimed)
+            for id, version in self._versions.items()
         ]
 
 

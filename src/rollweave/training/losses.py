@@ -307,11 +307,12 @@ def sum_within(values: Tensor, index: Tensor) -> Tensor:
     """For each token, the sum over all tokens with the same index; indices count from 0 and never fall.
 
     Micro-batches never divide a trajectory, so the result does not depend on how they were made.
+    There are at least as many tokens as indices, so the size is known without a look at them.
     """
-    sums = values.new_zeros(int(index[-1]) + 1).index_add_(0, index, values)
+    sums = torch.zeros_like(values).index_add_(0, index, values)
     return sums[index]
 
 
 def mean_within(values: Tensor, index: Tensor) -> Tensor:
     """For each token, the mean over all tokens with the same index."""
-    return sum_within(values, index) / torch.bincount(index)[index]
+    return sum_within(values, index) / sum_within(torch.ones_like(values), index)

@@ -13,15 +13,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rollweave.crossing import CPU, up
 from rollweave.errors import UntrainableBatch
 from rollweave.policies.forward import fill_rows, pack_rows, pad_rows
 from rollweave.trajectory import Batch, Logprobs, Span, TokenIds, Trajectory
+
+INDEX = np.dtype(np.int64)
 
 
 @dataclass(slots=True)
@@ -67,7 +71,8 @@ class MicroBatch:
     columns: Tensor
     behaviour: Tensor
     temperature: Tensor
-    versions: Tensor
+    versions: NDArray[np.int64]
+    """In main memory: only metrics need them."""
     segments: Tensor
     advantage: Tensor
     weight: Tensor
@@ -87,12 +92,25 @@ def micro_batches(rows: Sequence[PackedRow], budget: int, packed: bool = False) 
 
 
 def micro_batches_of_rank(
-    rows: Sequence[PackedRow], budget: int, packed: bool, rank: int, ranks: int
+    rows: Sequence[PackedRow],
+    budget: int,
+    packed: bool,
+    rank: int,
+    ranks: int,
+    device: torch.device = CPU,
+    floats: torch.dtype = torch.float32,
 ) -> list[MicroBatch]:
-    """The passes of one rank over its share of the rows; as many as every other rank makes."""
+    """The passes of one rank over its share of the rows; as many as every other rank makes.
+
+    `floats`: what log-probs and losses are computed in.
+    """
     plans = [_plan(share, budget, packed) for share in share_out(rows, ranks)]
     fillers = max(len(plan) for plan in plans) - len(plans[rank])
-    return [_micro_batch(lines) for lines in plans[rank]] + [filler() for _ in range(fillers)]
+    passes = [*plans[rank], *[[[filler()]]] * fillers]
+    made = [_micro_batch(lines, device, floats) for lines in passes]
+    for micro in made[len(plans[rank]) :]:
+        micro.members = []
+    return made
 
 
 def share_out(rows: Sequence[PackedRow], ranks: int) -> list[list[PackedRow]]:
@@ -106,10 +124,10 @@ def share_out(rows: Sequence[PackedRow], ranks: int) -> list[list[PackedRow]]:
     return shares
 
 
-def filler() -> MicroBatch:
-    """A pass that computes gradients of 0, for a rank that only keeps the others company."""
+def filler() -> PackedRow:
+    """The row of a pass that computes gradients of 0, for a rank that only keeps the others company."""
     zero = np.zeros(1, np.float32)
-    row = PackedRow(
+    return PackedRow(
         tokens=np.zeros(2, np.int32),
         group=0,
         columns=np.ones(1, np.int64),
@@ -122,9 +140,6 @@ def filler() -> MicroBatch:
         values=[0.0],
         returns=[0.0],
     )
-    micro = _micro_batch([[row]])
-    micro.members = []
-    return micro
 
 
 def _plan(rows: Sequence[PackedRow], budget: int, packed: bool) -> list[list[list[PackedRow]]]:
@@ -176,42 +191,38 @@ def _comparable(span: Span) -> tuple[Logprobs, float]:
     return span.logprobs, transform.temperature
 
 
-def _micro_batch(lines: list[list[PackedRow]]) -> MicroBatch:
+def _micro_batch(
+    lines: list[list[PackedRow]], device: torch.device = CPU, floats: torch.dtype = torch.float32
+) -> MicroBatch:
     rows = [row for line in lines for row in line]
-    counts = torch.tensor([len(row.columns) for row in rows])
+    counts = [len(row.columns) for row in rows]
     starts = [start for line in lines for start in [0, *accumulate(len(row.tokens) for row in line)][:-1]]
     numbers = [number for number, line in enumerate(lines) for _ in line]
-
-    def flat(name: str, dtype: type[np.generic] = np.float32) -> Tensor:
-        return torch.from_numpy(np.concatenate([np.asarray(getattr(row, name), dtype) for row in rows]))
-
-    def known(name: str) -> Tensor | None:
-        return None if any(getattr(row, name) is None for row in rows) else flat(name)
-
-    def repeated(values: Sequence[float], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype).repeat_interleave(counts)
-
     firsts = [0, *accumulate(int(row.segments[-1]) + 1 for row in rows)][:-1]
-    return MicroBatch(
-        members=rows,
-        tokens=pad_rows([np.concatenate([row.tokens for row in line]) for line in lines]),
-        positions=_positions(lines),
-        rows=repeated(range(len(rows))),
-        lines=repeated(numbers),
-        columns=flat("columns", np.int64) + repeated(starts),
-        behaviour=flat("behaviour"),
-        temperature=flat("temperature"),
-        versions=flat("versions", np.int64),
-        segments=flat("segments", np.int64) + repeated(firsts),
-        advantage=flat("advantage"),
-        weight=repeated([row.weight for row in rows], torch.float32),
-        before=known("before"),
-        values=known("values"),
-        returns=known("returns"),
-    )
+    kind = np.dtype(str(floats).removeprefix("torch."))
 
+    def flat(name: str, dtype: np.dtype[Any] = kind) -> NDArray[Any]:
+        return np.concatenate([np.asarray(getattr(row, name), dtype) for row in rows])
 
-def _positions(lines: list[list[PackedRow]]) -> Tensor | None:
-    if all(len(line) == 1 for line in lines):
-        return None
-    return pad_rows([np.concatenate([np.arange(len(row.tokens)) for row in line]) for line in lines])
+    def repeated(values: Sequence[float], dtype: np.dtype[Any] = INDEX) -> NDArray[Any]:
+        return np.repeat(np.array(values, dtype), counts)
+
+    arrays = {
+        "tokens": pad_rows([np.concatenate([row.tokens for row in line]) for line in lines]),
+        "rows": repeated(range(len(rows))),
+        "lines": repeated(numbers),
+        "columns": flat("columns", INDEX) + repeated(starts),
+        "behaviour": flat("behaviour"),
+        "temperature": flat("temperature"),
+        "segments": flat("segments", INDEX) + repeated(firsts),
+        "advantage": flat("advantage"),
+        "weight": repeated([row.weight for row in rows], kind),
+    }
+    if any(len(line) > 1 for line in lines):
+        arrays["positions"] = pad_rows([np.concatenate([np.arange(len(row.tokens)) for row in line]) for line in lines])
+    for name in ("before", "values", "returns"):
+        if all(getattr(row, name) is not None for row in rows):
+            arrays[name] = flat(name)
+    there: dict[str, Any] = dict(zip(arrays, up(device, *arrays.values()), strict=True))
+    missing = {name: None for name in ("positions", "before", "values", "returns") if name not in there}
+    return MicroBatch(members=rows, versions=flat("versions", INDEX), **there, **missing)

@@ -37,7 +37,7 @@ class TrainedPolicy(torch.nn.Module):
         it."""
         with self._precision(tokens.device.type):
             states = token_states(self.model, tokens, lines, columns, positions)
-            values = None if self.head is None else self.head(states).squeeze(-1).float()
+            values = None if self.head is None else self.head(states).squeeze(-1).to(temperature.dtype)
             logprobs, entropies = logprobs_at(self.model, states, tokens[lines, columns], temperature)
         return logprobs, entropies, values
 

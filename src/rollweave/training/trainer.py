@@ -19,19 +19,22 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rollweave.config.training import GAEAdvantage, TrainingConfig
+from rollweave.crossing import CPU, down, move, scalar, up
 from rollweave.errors import ConfigError, RunFolderError
 from rollweave.policies.forward import load_model, save_model
 from rollweave.seeds import generator
 from rollweave.training import checkpoint
 from rollweave.training.advantages import batch_advantages, zero_share
-from rollweave.training.diagnostics import StepRecord
+from rollweave.training.diagnostics import PassRecord, StepRecord
 from rollweave.training.gae import credit, explained_variance, value_head, value_loss
 from rollweave.training.lora import adapter_sources, add_adapter, weight_sources
 from rollweave.training.losses import (
@@ -71,18 +74,21 @@ log = logging.getLogger(__name__)
 class TorchTrainer:
     """Trains the policy in `folder`, which is also the KL reference for the whole run, also after a `load`."""
 
-    def __init__(self, folder: Path, config: TrainingConfig, seed: int, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, folder: Path, config: TrainingConfig, seed: int, ranks: Ranks = ALONE, device: torch.device = CPU
+    ) -> None:
         from transformers import AutoTokenizer
 
         self.folder = folder
         self.config = config
         self.seed = seed
         self.ranks = ranks
+        self.device = device
         self.version = 0
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.reference = self._reference() if config.loss.kl_coefficient > 0 else None
         self._step: OpenStep | None = None
-        self._install(load_model(folder))
+        self._install(self._loaded(folder))
 
     # ------------------------------------------------------------------------------------------ one step
 
@@ -130,6 +136,7 @@ class TorchTrainer:
             self._finish_stream(step)
         else:
             self._train_whole(step, batch)
+        step.record.settle()
         step.record.passes = [one for passes in self.ranks.gathered(step.record.passes) for one in passes]
         metrics = step.record.metrics(self.version) | self._value_metrics(step.rows)
         self._warn(metrics)
@@ -208,7 +215,9 @@ class TorchTrainer:
 
     def _micro_batches(self, rows: list[PackedRow]) -> list[MicroBatch]:
         config, ranks = self.config, self.ranks
-        return micro_batches_of_rank(rows, config.microbatch_tokens, config.packing, ranks.rank, ranks.size)
+        floats = torch.promote_types(self.model.dtype, torch.float32)
+        cut = (config.microbatch_tokens, config.packing, ranks.rank, ranks.size)
+        return micro_batches_of_rank(rows, *cut, self.device, floats)
 
     def _compute_idle(self, rows: list[PackedRow]) -> bool:
         """Whether idle rows are computed too: if a part of the loss has a gradient for them.
@@ -228,12 +237,12 @@ class TorchTrainer:
             logprobs, _, values = self._forward(micro)
             if not micro.members:
                 continue
-            lengths = [len(row.columns) for row in micro.members]
-            for row, part in zip(micro.members, torch.split(logprobs, lengths), strict=True):
-                row.before = part.tolist()
-            if values is not None:
-                for row, part in zip(micro.members, torch.split(values, lengths), strict=True):
-                    row.values = part.tolist()
+            ends = list(accumulate(len(row.columns) for row in micro.members))[:-1]
+            found = [logprobs] if values is None else [logprobs, values]
+            parts = [np.split(array, ends) for array in down(*found)]
+            for place, row in enumerate(micro.members):
+                row.before = parts[0][place].tolist()
+                row.values = parts[1][place].tolist() if values is not None else None
         for known in self.ranks.gathered([(row.before, row.values) for row in rows]):
             for row, (before, values) in zip(rows, known, strict=True):
                 row.before, row.values = before or row.before, values or row.values
@@ -253,7 +262,7 @@ class TorchTrainer:
             coefficient = self.config.advantage.value_coefficient
         total(loss, micro.weight, self.config.loss, coefficient).backward()  # type: ignore[no-untyped-call]
         if micro.members:
-            record.passes.append((micro, loss.detached(), before))
+            record.passes.append(PassRecord.of(micro, loss, before))
 
     def _loss(self, micro: MicroBatch, new: Tensor, before: Tensor | None, entropy: Tensor) -> TokenLoss:
         config = self.config.loss
@@ -273,7 +282,7 @@ class TorchTrainer:
 
     def _update(self, record: StepRecord) -> None:
         """Make one optimiser update from the accumulated gradients. It is skipped if they are not finite."""
-        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.gradient_clip)))
+        norm = scalar(whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.gradient_clip)))
         finite = norm < float("inf")  # False for NaN too
         if finite:
             self.optimizer.step()
@@ -313,10 +322,12 @@ class TorchTrainer:
     @torch.no_grad()
     def probe(self) -> tuple[float, ...]:
         """The log-probs of the probe's tokens after the first, under the current weights."""
-        tokens = torch.from_numpy(probe_tokens(self.model.config.vocab_size)).long()[None]
-        columns = torch.arange(1, tokens.shape[1])
-        scored, _, _ = self.policy(tokens, None, torch.zeros_like(columns), columns, torch.ones(len(columns)))
-        return tuple(scored.tolist())
+        tokens = probe_tokens(self.model.config.vocab_size).astype(np.int64)[None]
+        columns = np.arange(1, tokens.shape[1])
+        heat = np.ones(len(columns), np.float32)
+        there = up(self.device, tokens, np.zeros_like(columns), columns, heat)
+        scored, _, _ = self.policy(there[0], None, *there[1:])
+        return tuple(down(scored)[0].tolist())
 
     def publish(self, version: int, store: WeightStore) -> Fingerprint:
         """Push the current weights to the store, and say how they score the probe. Only rank 0 pushes, and knows the
@@ -360,7 +371,7 @@ class TorchTrainer:
         ranks make it."""
         version, found = read_note(folder)["version"], names_of_parts(folder)
         self._check_parts(folder, found)
-        self._install(load_model(folder if self.config.lora is None else self.folder))
+        self._install(self._loaded(folder if self.config.lora is None else self.folder))
         if any(name.startswith("optimizer.") for name in found):
             make_moments(self.policy, self.optimizer)
         read_parts(folder, self._kept(), self.ranks)
@@ -396,15 +407,20 @@ class TorchTrainer:
             lr=self.config.learning_rate,
             betas=self.config.betas,
             weight_decay=self.config.weight_decay,
-            fused=True,
+            fused=self.device.type != "meta",  # there is no such kernel there
         )
 
+    def _loaded(self, folder: Path) -> Any:
+        model = load_model(folder)
+        move(model, self.device)
+        return model
+
     def _reference(self) -> TrainedPolicy:
-        return self._sharded(TrainedPolicy(load_model(self.folder).requires_grad_(False), self.config))
+        return self._sharded(TrainedPolicy(self._loaded(self.folder).requires_grad_(False), self.config))
 
     def _sharded(self, policy: TrainedPolicy) -> TrainedPolicy:
         if not self.ranks.alone:
-            shard(policy, self.ranks, self.config.dtype, "cpu")
+            shard(policy, self.ranks, self.config.dtype, self.device.type)
         return policy
 
 
