@@ -65,7 +65,7 @@ def test_a_new_adapter_changes_nothing_and_is_the_seeds(folder: Path) -> None:
     plain = jobs.made(ALONE, folder, {})
     assert one.probe() == pytest.approx(plain.probe(), abs=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters, other.parameters, strict=True))
-    assert any(float(parameter.abs().max()) > 0 for parameter in one.parameters)
+    assert any(bool(parameter.any()) for parameter in one.parameters)
 
 
 def test_an_adapter_alone_gives_engines_the_weights_of_the_merged_policy(folder: Path) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -60,6 +62,7 @@ class RankWorker(TrainerWorker):
         else:
             leave()
             ranks = join(port, self._rank, self._size, self._seconds, device)
+        self._peers = [_handle_of(pid) for pid in ranks.gathered(os.getpid())]
         self._core = self._blueprint.trainer(ranks)
         log.info("rank %d of %d is ready, process %d", self._rank, self._size, os.getpid())
         return os.getpid()
@@ -68,6 +71,13 @@ class RankWorker(TrainerWorker):
         metrics = super().finish()
         largest = max(self._core.ranks.gathered(metrics["memory/trainer_mb"]))
         return metrics | {"memory/trainer_mb": largest}
+
+    def put_down(self, ranks: Sequence[int]) -> None:
+        """End these ranks. Ray asks a process to end itself, which one that stands still does not do."""
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                if (peer := self._peers[rank]) is not None:
+                    signal.pidfd_send_signal(peer, signal.SIGKILL)
 
     def invoke(self, method: str, *arguments: Any) -> Any:
         """Any other method, as a part of a call to all ranks."""
@@ -119,6 +129,8 @@ class TrainerGroup(WorkerHandle):
         rank, error = next(iter(failures.items()))
         if any(isinstance(one, PeerLost) for one in failures.values()):
             said = f"rank {', '.join(map(str, silent))} does not answer" if silent else "the ranks lost each other"
+            if silent:
+                await self.ranks[rank].call("put_down", silent)
             self._give_up(f"{said} in {method} (rank {rank}: {error})", error)
         if silent:  # it waits for the one that failed, and would for long
             self.end()
@@ -135,6 +147,11 @@ class TrainerGroup(WorkerHandle):
         self.end()
         out_of_reach = isinstance(cause, WorkerDied) and cause.out_of_reach
         raise WorkerDied(f"the trainer of {len(self.ranks)} ranks died; {why}", TRAINER, out_of_reach) from cause
+
+
+def _handle_of(pid: Pid) -> int | None:
+    """Of a process on this machine, which stays its own when it has ended; None where the system has no such thing."""
+    return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
 
 
 async def _death(calls: Sequence[asyncio.Future[Any]], seconds: float) -> None:
