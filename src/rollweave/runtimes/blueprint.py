@@ -112,7 +112,7 @@ class Blueprint:
         from rollweave.training.ranks import ALONE
         from rollweave.training.trainer import TorchTrainer
 
-        device = find_device(self.job.device)
+        device = find_device(self.job.device, None if ranks is None else ranks.rank)
         return TorchTrainer(self.policy, self.job.training, self.job.seed, ranks or ALONE, device, self.job.sleep)
 
     def stage(self, proxy: LLMProxy, clock: Clock, dialogue: Dialogue | None = None) -> Stage:
