@@ -40,8 +40,8 @@ class Feed:
     _done_share: float = 0.0
 
     async def get_batch(self, step: int) -> Batch:
-        """Wait for the batch of a step. The trainer works meanwhile on the groups that are sure to be in it, one after the
-        other, so that little is under way when the last one comes."""
+        """Wait for the batch of a step. The trainer works meanwhile on the groups that are sure to be in it, one after
+        the other, so that little is under way when the last one comes."""
         await self.trainer.begin(step, stream=True)
         self._waiting, self._heard, self._done = [], [], set()
         async with asyncio.TaskGroup() as tasks:
