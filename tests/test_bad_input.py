@@ -334,14 +334,14 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_earlier_one(user: User) -> None:
 def test_ctrl_c_while_a_step_trains_books_that_step_first(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     from rollweave.training.trainer import TorchTrainer
 
-    train_step = TorchTrainer.train_step
+    finish = TorchTrainer.finish
 
-    def pressed_meanwhile(trainer: TorchTrainer, batch: Any) -> Any:
-        if batch.step == 1:
+    def pressed_meanwhile(trainer: TorchTrainer) -> Any:
+        if trainer.version == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return train_step(trainer, batch)
+        return finish(trainer)
 
-    monkeypatch.setattr(TorchTrainer, "train_step", pressed_meanwhile)
+    monkeypatch.setattr(TorchTrainer, "finish", pressed_meanwhile)
     ended = user.train("training.steps=50")
     assert ended.code == 0
     assert ended.summary["exit_reason"] == "interrupted"

@@ -75,6 +75,17 @@ class Ray:
         )
 
 
+@dataclass
+class Sharded(Ray):
+    """The client of a trainer of two ranks."""
+
+    @asynccontextmanager
+    async def started(self, clock: Clock) -> AsyncIterator[Trainer]:
+        group, restarts = self.workers.trainer_group(), Restarts(MemoryRecorder())
+        await group.call("ready")
+        yield RayTrainer(group, clock, Deadlines(), restarts, NodeCarrier(None), lambda worker, call: call)
+
+
 def name_of(behaviour: Behaviour) -> str:
     return behaviour.__name__
 
@@ -99,3 +110,11 @@ def test_the_torch_trainer_keeps_the_contract(behaviour: Behaviour, policy: Path
 @pytest.mark.parametrize("behaviour", [*BEHAVIOURS, *CHECKPOINTS], ids=name_of)
 def test_a_trainer_on_ray_keeps_the_contract(behaviour: Behaviour, ray_workers: RayWorkers, tmp_path: Path) -> None:
     check_trainer(behaviour, Ray(ray_workers), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("behaviour", [*BEHAVIOURS, *CHECKPOINTS], ids=name_of)
+def test_a_trainer_of_two_ranks_keeps_the_contract(
+    behaviour: Behaviour, ray_workers: RayWorkers, tmp_path: Path
+) -> None:
+    check_trainer(behaviour, Sharded(ray_workers), tmp_path)

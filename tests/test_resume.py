@@ -328,15 +328,15 @@ def failing(monkeypatch: pytest.MonkeyPatch, method: str, step: int, error: Exce
     import rollweave.runtimes.inline as inline
     from rollweave.rollout.scheduler import RolloutScheduler
 
-    owner: Any = inline.InlineTrainer if method == "train_step" else RolloutScheduler
+    owner: Any = inline.InlineTrainer if method == "begin" else RolloutScheduler
     right = getattr(owner, method)
     left = [times]
 
-    async def wrong(self: Any, given: Any) -> Any:
-        if getattr(given, "step", given) == step and left[0]:
+    async def wrong(self: Any, given: Any, *others: Any, **named: Any) -> Any:
+        if given == step and left[0]:
             left[0] -= 1
             raise error
-        return await right(self, given)
+        return await right(self, given, *others, **named)
 
     monkeypatch.setattr(owner, method, wrong)
 
@@ -350,14 +350,14 @@ def test_a_dead_trainer_is_replaced_from_the_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    failing(monkeypatch, "train_step", step, WorkerDied("the worker 'trainer' died", "trainer"), times=2)
+    failing(monkeypatch, "begin", step, WorkerDied("the worker 'trainer' died", "trainer"), times=2)
     run = train_job(job(SYNC), tmp_path / "run")
     assert_same_history(run, finished)
     assert f"going on from {place} of 5" in capsys.readouterr().out
 
 
 def test_a_trainer_that_always_dies_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, "train_step", 3, WorkerDied("the worker 'trainer' died", "trainer"), times=99)
+    failing(monkeypatch, "begin", 3, WorkerDied("the worker 'trainer' died", "trainer"), times=99)
     with pytest.raises(WorkerDied):
         train_job(job(SYNC), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["exit_reason"] == "failed"

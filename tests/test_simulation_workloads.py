@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -22,8 +22,7 @@ from rollweave.simulation.simulate import scenario, simulate
 from rollweave.simulation.workloads.episode import NEVER, DrawnWorkload, EpisodeModel
 from rollweave.simulation.workloads.presets import PRESETS, resolve
 from rollweave.simulation.workloads.recorded import RecordedWorkload
-from rollweave.training.protocol import Metrics
-from rollweave.trajectory import Batch, Span, TokenBuffer, TokenIds
+from rollweave.trajectory import Group, Span, TokenBuffer, TokenIds
 
 TURNS = {"swe-bench": (30, 50), "webshop": (5, 30), "frozen-lake": (20, 100), "gem-math": (1, 4), "gem-game": (1, 1)}
 """RollArt, Table 1."""
@@ -120,17 +119,17 @@ class Listener:
 
 def test_simulated_spans_and_contexts_own_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Listener()
-    train_step, generate = GpuTrainer.train_step, GpuEngine.generate
+    accumulate, generate = GpuTrainer.accumulate, GpuEngine.generate
 
-    async def train(self: GpuTrainer, batch: Batch) -> Metrics:
-        heard.spans += [span for trajectory in batch.trajectories() for span in trajectory.spans()]
-        return await train_step(self, batch)
+    async def train(self: GpuTrainer, groups: Sequence[Group]) -> None:
+        heard.spans += [span for group in groups for member in group.members for span in member.spans()]
+        await accumulate(self, groups)
 
     def ask(self: GpuEngine, request: Request) -> Awaitable[Completion]:
         heard.contexts.append(request.tokens)
         return generate(self, request)
 
-    monkeypatch.setattr(GpuTrainer, "train_step", train)
+    monkeypatch.setattr(GpuTrainer, "accumulate", train)
     monkeypatch.setattr(GpuEngine, "generate", ask)
     pools = [
         {"name": "rollout", "device": "H20", "count": 4, "role": "rollout"},

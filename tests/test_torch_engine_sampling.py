@@ -90,7 +90,7 @@ def test_greedy_is_a_point_mass_and_mixes_with_sampling() -> None:
 
 def test_uniforms_are_uniform_and_independent_of_each_other() -> None:
     seeds, places = [s for s in range(200) for _ in range(100)], list(range(100)) * 200
-    numbers = uniforms(seeds, places).view(200, 100)
+    numbers = torch.from_numpy(uniforms(seeds, places)).view(200, 100)
     assert float(numbers.min()) >= 0.0 and float(numbers.max()) < 1.0
     counts = torch.histc(numbers, bins=20, min=0.0, max=1.0)
     assert float(((counts - 1000) ** 2 / 1000).sum()) < 19 + 5 * 38**0.5

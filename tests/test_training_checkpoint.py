@@ -78,6 +78,7 @@ def test_a_full_disk_leaves_earlier_checkpoints_and_no_rubbish(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    made.train_step(batch())
     monkeypatch.setattr("torch.save", full)
     with pytest.raises(RunFolderError, match=r"step-2: No space left on device.*[Ff]ree space"):
         made.save(tmp_path / "step-2")

@@ -377,9 +377,9 @@ def test_a_checkpoint_of_another_kind_of_advantage_is_refused(folder: Path, tmp_
     with_head, without = trainer(folder, advantage=GAEAdvantage()), trainer(folder)
     with_head.save(tmp_path / "step-1")
     without.save(tmp_path / "step-2")
-    with pytest.raises(RunFolderError, match="has a value head, but grpo advantages need none"):
+    with pytest.raises(RunFolderError, match="has a saved value head, but the job wants none"):
         without.load(tmp_path / "step-1")
-    with pytest.raises(RunFolderError, match="has no value head, but gae advantages need one"):
+    with pytest.raises(RunFolderError, match="has no value head, but the job wants one"):
         with_head.load(tmp_path / "step-2")
 
 

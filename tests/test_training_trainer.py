@@ -55,7 +55,7 @@ def test_log_probs_are_those_of_the_plain_model_whatever_the_padding(folder: Pat
     row, column = torch.tensor(places).T
     heat = torch.linspace(0.5, 2.0, len(places))
     with torch.no_grad():
-        found, entropy = token_logprobs(model, pad_rows(rows), row, column, heat)
+        found, entropy = token_logprobs(model, torch.from_numpy(pad_rows(rows)), row, column, heat)
         for i, (r, c) in enumerate(places):
             logits = model(input_ids=torch.tensor([rows[r]])).logits[0, c - 1] / heat[i]
             expected = torch.log_softmax(logits, -1)

@@ -18,7 +18,6 @@ from rollweave.fleet.colocated import AlternatingTrainer
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.weight_sync import Transfer, WeightSync
 from rollweave.observability.events import MemoryRecorder
-from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint, WeightMismatch
 from rollweave.weights.store import WeightStoreError
 from spans import request_of
@@ -189,7 +188,7 @@ def test_a_commit_changes_the_version_of_what_is_sampled_next_and_of_nothing_bef
 
 def test_when_taking_turns_no_token_is_drawn_while_the_trainer_works() -> None:
     class Training(SimulatedTrainer):
-        async def train_step(self, batch: Batch) -> dict[str, float]:
+        async def finish(self) -> dict[str, float]:
             await self._clock.sleep(50.0)
             return {}
 
@@ -199,7 +198,7 @@ def test_when_taking_turns_no_token_is_drawn_while_the_trainer_works() -> None:
         async with asyncio.TaskGroup() as tasks:
             answer = tasks.create_task(one.generate(request_of("a#1", "a", [1], 0, Sampling())))
             await clock.sleep(1.5)
-            await trainer.train_step(Batch(0, []))
+            await trainer.finish()
             trained = clock.now()
         assert len(answer.result().spans[0].tokens) == 4
         return trained, clock.now()
@@ -211,7 +210,7 @@ def test_when_taking_turns_no_token_is_drawn_while_the_trainer_works() -> None:
 
 def test_when_taking_turns_an_update_does_not_wake_engines_while_the_trainer_works() -> None:
     class Training(SimulatedTrainer):
-        async def train_step(self, batch: Batch) -> dict[str, float]:
+        async def finish(self) -> dict[str, float]:
             await self._clock.sleep(50.0)
             return {}
 
@@ -222,7 +221,7 @@ def test_when_taking_turns_an_update_does_not_wake_engines_while_the_trainer_wor
         async with asyncio.TaskGroup() as tasks:
             answer = tasks.create_task(one.generate(request_of("a#1", "a", [1], 0, Sampling(max_tokens=100))))
             await clock.sleep(1.5)
-            training = tasks.create_task(trainer.train_step(Batch(0, [])))
+            training = tasks.create_task(trainer.finish())
             await weights.publish(1)
             await weights.commit(1)
             await clock.sleep(30.0)

@@ -17,7 +17,13 @@ from rollweave.config.job import Job
 
 
 def make_job(
-    pipeline: dict[str, Any], seed: int = 0, steps: int = 6, evaluate: int = 0, save: int = 0, **rollout: Any
+    pipeline: dict[str, Any],
+    seed: int = 0,
+    steps: int = 6,
+    evaluate: int = 0,
+    save: int = 0,
+    stream: bool = False,
+    **rollout: Any,
 ) -> Job:
     numbers = {"groups_per_step": 4, "group_size": 3, "environments": 8, "max_turns": 6, **rollout}
     advantage = "grpo" if numbers["group_size"] > 1 else "reinforce++"
@@ -28,7 +34,7 @@ def make_job(
             "environment": {"type": "frozen_lake"},
             "pipeline": pipeline,
             "rollout": numbers,
-            "training": {"steps": steps, "advantage": {"type": advantage}},
+            "training": {"steps": steps, "advantage": {"type": advantage}, "stream": stream},
             "evaluation": {"every": evaluate, "tasks": 3},
             "checkpoint": {"every": save},
         }
@@ -94,11 +100,12 @@ def jobs(
     evaluate: st.SearchStrategy[int] = st.sampled_from([0, 0, 2]),  # noqa: B008 (strategies are values)
     steps: int = 4,
     save: st.SearchStrategy[int] = st.sampled_from([0, 0, 1]),  # noqa: B008
+    stream: bool = False,
 ) -> st.SearchStrategy[Job]:
     def build(pipeline: dict[str, Any], rollout: dict[str, Any], seed: int, every: int, save: int) -> Job:
         if rollout["group_size"] == 1:
             rollout = rollout | {"filter": "none"}  # one member alone never differs
-        return make_job(pipeline, seed, steps, every, save, **rollout)
+        return make_job(pipeline, seed, steps, every, save, stream and rollout["group_size"] > 1, **rollout)
 
     return st.builds(build, pipelines, rollouts, st.integers(0, 10**6), evaluate, save)
 

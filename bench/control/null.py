@@ -7,7 +7,7 @@ best: each turn suspends its episode once, so that all of them really are under 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.environments.protocol import Observation, StepResult
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
-from rollweave.trajectory import Batch, Span, TokenIds, Trajectory, Transform, logprob_array, token_ids
+from rollweave.trajectory import Group, Span, TokenIds, Trajectory, Transform, logprob_array, token_ids
 from rollweave.weights.buckets import Fingerprint
 
 TURNS = 10
@@ -55,7 +55,7 @@ class NullEngine:
     def release(self, trajectory: str) -> None:
         pass
 
-    async def suspend(self) -> None:
+    async def suspend(self, asleep: bool = False) -> None:
         pass
 
     async def resume(self) -> None:
@@ -108,7 +108,13 @@ class NullScorer:
 
 
 class NullTrainer:
-    async def train_step(self, batch: Batch) -> Metrics:
+    async def begin(self, step: int, stream: bool = False) -> None:
+        pass
+
+    async def accumulate(self, groups: Sequence[Group]) -> None:
+        pass
+
+    async def finish(self) -> Metrics:
         return {}
 
     async def publish(self, version: int) -> Fingerprint:

@@ -6,6 +6,7 @@ engine, trainer and environments, is replaced.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -22,7 +23,7 @@ from rollweave.runtimes.blueprint import Blueprint
 from rollweave.tasks import Task
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
-from rollweave.trajectory import Batch, Span, TokenIds, token_ids
+from rollweave.trajectory import Group, Span, TokenIds, token_ids
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.store import WeightStore
 
@@ -82,7 +83,13 @@ class NullCore:
 class NullTrainerCore:
     """A trainer that looks at no token."""
 
-    def train_step(self, batch: Batch) -> Metrics:
+    def begin(self, step: int, stream: bool = False) -> None:
+        pass
+
+    def accumulate(self, groups: Sequence[Group]) -> None:
+        pass
+
+    def finish(self) -> Metrics:
         return {}
 
     def publish(self, version: int, store: WeightStore) -> Fingerprint:

@@ -53,6 +53,14 @@ class WorkerDied(RollweaveError):
         self.out_of_reach = out_of_reach
 
 
+class PeerLost(RollweaveError):
+    """A rank of a sharded trainer lost contact with another one: that one died, or does not answer in time."""
+
+
+class RanksDisagree(RollweaveError):
+    """The ranks of a sharded trainer do not stand at the same version."""
+
+
 class WorkersFailed(RollweaveError):
     """A call of several workers of a `Cluster` failed on some of them, or could not be made."""
 

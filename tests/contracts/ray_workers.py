@@ -12,6 +12,7 @@ from rollweave.config.job import Job
 from rollweave.environments.registry import EnvironmentFactory
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.ray_clients import WorkerHandle
+from rollweave.runtimes.ray_group import RankWorker, TrainerGroup
 from rollweave.runtimes.ray_workers import EngineWorker, TrainerWorker
 from rollweave.weights.store import SharedMemoryStore
 
@@ -24,6 +25,7 @@ class RayWorkers:
         self.store = SharedMemoryStore(folder)
         self._started: dict[str, WorkerHandle] = {}
         self._running: list[Any] = []
+        self._group: TrainerGroup | None = None
 
     def engine(self, in_flight: str, name: str = "engine") -> WorkerHandle:
         """`name`: several engines of one kind."""
@@ -43,6 +45,23 @@ class RayWorkers:
             ray.get(self._started["trainer"].actor.ready.remote())
         return self._started["trainer"]
 
+    def trainer_group(self) -> TrainerGroup:
+        """Two ranks; `ready` gives them a fresh core."""
+        if self._group is None:
+            self._group = self.new_group()
+        return self._group
+
+    def new_group(self, rank_timeout: float = 60.0) -> TrainerGroup:
+        return TrainerGroup.of([self._rank(rank, 2, rank_timeout) for rank in range(2)])
+
+    def _rank(self, rank: int, size: int, rank_timeout: float) -> WorkerHandle:
+        import ray
+
+        log = self.store.folder / f"trainer-{rank}.log"
+        blueprint = Blueprint(job("recompute", rank_timeout=rank_timeout), self.policy, EnvironmentFactory({}))
+        actor = ray.remote(RankWorker).options(num_cpus=0).remote(blueprint, self.store, rank, size, log)
+        return WorkerHandle(actor, log.stem, log)
+
     def weights(self) -> dict[str, Any]:
         return Blueprint(job("recompute"), self.policy, EnvironmentFactory({})).trainer().weights()
 
@@ -56,14 +75,14 @@ class RayWorkers:
         return WorkerHandle(actor, log.stem, log)
 
 
-def job(in_flight: str) -> Job:
+def job(in_flight: str, **training: Any) -> Job:
     """Only what engines and trainers look at matters; the policy is given."""
     return Job.model_validate(
         {
             "model": {"type": "tiny"},
             "environment": {"type": "frozen_lake"},
             "pipeline": {"type": "rollart", "alpha": 1, "in_flight": in_flight},
-            "training": {"learning_rate": 1e-3, "loss": {"denominator": "behaviour"}},
+            "training": {"learning_rate": 1e-3, "loss": {"denominator": "behaviour"}, **training},
         }
     )
 

@@ -16,7 +16,7 @@ from rollweave.training import checkpoint
 from rollweave.training.protocol import Trainer
 from rollweave.trajectory import Batch, Outcome, logprob_array, token_ids
 from spans import assert_same_files
-from training_data import batch
+from training_data import batch, train_step
 
 DRIVER = checkpoint.DriverFiles('{"of": "the driver"}', {"tokens": token_ids([1, 2]), "logprobs": logprob_array([])})
 
@@ -38,7 +38,7 @@ class TrainerUnderTest(Protocol):
 async def a_step_says_what_it_trained(trainer: Trainer, folder: Path) -> None:
     for step in range(2):
         data = batch(step, step=step, version=step)
-        metrics = await trainer.train_step(data)
+        metrics = await train_step(trainer, data)
         assert metrics["tokens/trained"] == data.sampled_tokens > 0
         assert all(math.isfinite(value) for value in metrics.values())
 
@@ -47,9 +47,9 @@ async def a_batch_that_was_not_honestly_sampled_is_refused(trainer: Trainer, fol
     before = await trainer.publish(0)
     for data, problem in dishonest_batches():
         with pytest.raises(UntrainableBatch, match=problem):
-            await trainer.train_step(data)
+            await train_step(trainer, data)
     assert (await trainer.publish(0)).checksum == before.checksum, "nothing was learnt from it"
-    await trainer.train_step(batch())
+    await train_step(trainer, batch())
 
 
 def dishonest_batches() -> list[tuple[Batch, str]]:
@@ -68,22 +68,47 @@ def dishonest_batches() -> list[tuple[Batch, str]]:
 async def a_step_makes_another_version(trainer: Trainer, folder: Path) -> None:
     first = await trainer.publish(0)
     same = await trainer.publish(0)
-    await trainer.train_step(batch())
+    await train_step(trainer, batch())
     second = await trainer.publish(1)
     assert (first.version, second.version) == (0, 1)
     assert first.checksum == same.checksum != second.checksum
 
 
 async def a_checkpoint_brings_its_weights_back(trainer: Trainer, folder: Path) -> None:
-    await trainer.train_step(batch())
+    await train_step(trainer, batch())
     saved = await trainer.publish(1)
     await trainer.save(folder / "step-1", DRIVER)
-    await trainer.train_step(batch(1, step=1, version=1))
+    await train_step(trainer, batch(1, step=1, version=1))
     second = await trainer.publish(2)
     await trainer.load(folder / "step-1")
     assert (await trainer.publish(1)).checksum == saved.checksum
-    await trainer.train_step(batch(1, step=1, version=1))
+    await train_step(trainer, batch(1, step=1, version=1))
     assert (await trainer.publish(2)).checksum == second.checksum, "the same arithmetic, from the same state"
+
+
+async def a_streamed_step_trains_every_group(trainer: Trainer, folder: Path) -> None:
+    data = batch()
+    await trainer.begin(0, stream=True)
+    for group in reversed(data.groups):
+        await trainer.accumulate([group])
+    metrics = await trainer.finish()
+    assert metrics["tokens/trained"] == data.sampled_tokens
+    first = await trainer.publish(1)
+    await train_step(trainer, batch(1, step=1, version=1))
+    assert (await trainer.publish(2)).checksum != first.checksum
+
+
+async def a_step_that_was_never_finished_leaves_nothing(trainer: Trainer, folder: Path) -> None:
+    await trainer.save(folder / "step-0", DRIVER)
+    await train_step(trainer, batch())
+    expected = await trainer.publish(1)
+    await trainer.load(folder / "step-0")
+    untouched = await trainer.publish(0)
+    await trainer.begin(0, stream=True)
+    await trainer.accumulate(batch(3).groups[:1])
+    assert (await trainer.publish(0)).checksum == untouched.checksum, "weights change at the end of a step only"
+    await train_step(trainer, batch())
+    assert (await trainer.publish(1)).checksum == expected.checksum
 
 
 async def a_checkpoint_keeps_the_drivers_state(trainer: Trainer, folder: Path) -> None:
@@ -98,6 +123,8 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     a_batch_that_was_not_honestly_sampled_is_refused,
     a_step_makes_another_version,
     a_checkpoint_brings_its_weights_back,
+    a_streamed_step_trains_every_group,
+    a_step_that_was_never_finished_leaves_nothing,
 )
 CHECKPOINTS: tuple[Behaviour, ...] = (a_checkpoint_keeps_the_drivers_state,)
 """Of trainers that write any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.world.durations import NO_TIME, Duration
@@ -11,7 +12,7 @@ from rollweave.seeds import generator
 from rollweave.simulation.hardware.modelled import simulated_fingerprint
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
-from rollweave.trajectory import Batch
+from rollweave.trajectory import Batch, Group
 from rollweave.weights.buckets import Fingerprint
 
 
@@ -29,15 +30,31 @@ class SimulatedTrainer:
         self._publish_seconds = publish_seconds
         self._save_seconds = save_seconds
         self._seed = seed
+        self._batch = Batch(0, [])
+        self._stream = False
         self.batches: list[Batch] = []
         self.saved: dict[str, DriverFiles] = {}
         """Checkpoint by name -> what it keeps of the driver."""
 
-    async def train_step(self, batch: Batch) -> Metrics:
-        batch.check()
-        await self._clock.sleep(self._step_seconds(generator(self._seed, "train", batch.step)))
+    async def begin(self, step: int, stream: bool = False) -> None:
+        self._batch, self._stream = Batch(step, []), stream
+
+    async def accumulate(self, groups: Sequence[Group]) -> None:
+        """Streamed, a part takes as long as a quarter of a step, however large it is."""
+        part = Batch(self._batch.step, list(groups))
+        part.check()
+        self._batch.groups += part.groups
+        if self._stream:
+            await self._clock.sleep(self._seconds() / 4)
+
+    async def finish(self) -> Metrics:
+        batch = Batch(self._batch.step, self._batch.groups)
+        await self._clock.sleep(self._seconds() / 4 if self._stream else self._seconds())
         self.batches.append(batch)
         return {"tokens/trained": float(batch.sampled_tokens)}
+
+    def _seconds(self) -> float:
+        return self._step_seconds(generator(self._seed, "train", self._batch.step))
 
     async def publish(self, version: int) -> Fingerprint:
         await self._clock.sleep(self._publish_seconds(generator(self._seed, "publish", version)))

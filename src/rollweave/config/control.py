@@ -204,6 +204,12 @@ class CheckpointConfig(Section):
 # ------------------------------------------------------------------------------------------------ all of it
 
 
+TURNS_REFUSE_STREAM = (
+    "training.stream computes gradients while answers are sampled, but colocated engines and trainer take turns: "
+    "remove training.stream, or give the trainer a pool of its own"
+)
+
+
 class ControlConfig(Section):
     """The settings of the control plane."""
 
@@ -213,6 +219,10 @@ class ControlConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     pipeline: PipelineConfig = RollArtPipeline(type="rollart")
     weights: WeightsConfig = WeightsConfig()
+    stream: bool = False
+    """Groups go to the trainer as they become final, not when the batch is complete."""
+    sleep: bool = False
+    """Engines that stand still because it is not their turn give their memory on the device back."""
     evaluation: EvaluationConfig = EvaluationConfig(every=0)
     checkpoint: CheckpointConfig = CheckpointConfig(every=0)
     try_alone: str = "rollweave env check"

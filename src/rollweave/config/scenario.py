@@ -18,6 +18,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from rollweave.config.base import NonNegative, Section
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.control import (
+    TURNS_REFUSE_STREAM,
     ControlConfig,
     Deadlines,
     PipelineConfig,
@@ -67,6 +68,8 @@ class SimulatedTraining(Section):
 
     steps: PositiveInt = 5
     """Train steps of the simulation."""
+    stream: bool = False
+    """As in a job."""
 
 
 class JudgeConfig(Section):
@@ -137,12 +140,15 @@ class Scenario(Section):
             rollout=rollout,
             pipeline=self.pipeline,
             weights=self.weights,
+            stream=self.training.stream,
         )
 
     @model_validator(mode="after")
     def _check_names(self) -> Scenario:
         find_model(self.model, self.models)
         find_model(self.judge.model, self.models, key="judge.model")
+        if self.training.stream and self.cluster.of_role("colocated"):
+            raise ValueError(TURNS_REFUSE_STREAM)
         if self.warmup >= self.training.steps:
             raise ValueError(
                 f"warmup {self.warmup} leaves nothing of {self.training.steps} steps: lower it or raise training.steps"

@@ -91,6 +91,24 @@ AdvantageConfig = Annotated[
 ]
 
 
+class LoraConfig(Section):
+    """Low-rank adaptation: beside each chosen linear layer two small matrices are trained, and nothing else. Needs the
+    package peft (`pip install rollweave[lora]`)."""
+
+    rank: PositiveInt = 8
+    """Rows of the one matrix, columns of the other."""
+    alpha: PositiveFloat = 16.0
+    """What they add is multiplied by alpha / rank."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
+    """The last parts of the names of the layers; the default is every linear layer but the vocabulary projection."""
+    sync: Literal["merged", "adapter"] = "merged"
+    """What engines get: `merged`, the whole policy with the adapter added in; `adapter`, only the small matrices, which
+    each engine adds to the policy that it started from."""
+
+
 class TrainingConfig(Section):
     """How the trainer turns batches into new versions."""
 
@@ -114,6 +132,25 @@ class TrainingConfig(Section):
     """Optimiser updates per train step; together they make one version."""
     microbatch_tokens: PositiveInt = 8192
     """Padded tokens per forward and backward pass; gradients accumulate over them."""
+    packing: bool = False
+    """Short trajectories share a line of a pass instead of being padded. The update is the same up to rounding."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the matrix products of the trainer are computed in. Weights, moments and gradients are float32 in any case.
+    `bfloat16` is for GPUs."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each layer for the backward pass, and compute the rest again: less memory, a third more
+    work."""
+    ranks: PositiveInt | None = None
+    """Processes that train together on one machine, each with its share of weights, gradients and moments (FSDP2). More
+    than one needs runtime.type=ray. none: one for each GPU of the pool that trains, on CPU cores one."""
+    rank_timeout: PositiveFloat = 600.0
+    """Seconds after which a rank that does not answer the others counts as dead. Rank 0 pushes weights and writes
+    checkpoints while the others wait, so it must be longer than that takes."""
+    lora: LoraConfig | None = None
+    """Train a small adapter instead of all weights; none: all weights."""
+    stream: bool = False
+    """Compute the gradients of each group as soon as it is sure to be in the step's batch, while others are still
+    played. The update is the same up to rounding. Refused where the loss needs the whole batch first."""
 
     @property
     def needs_before(self) -> bool:
@@ -124,6 +161,23 @@ class TrainingConfig(Section):
     def ignores_staleness(self) -> bool:
         """Whether stale tokens would be trained as if they were fresh: nothing looks at the engine's log-probs."""
         return not self.loss.sees_behaviour and self.mismatch.type != "weight"
+
+    @property
+    def needs_whole_batch(self) -> str | None:
+        """Why no gradient can be computed before the whole batch is there, and the fix; None if it can."""
+        if self.minibatches > 1:
+            return f"minibatches is {self.minibatches}, and the whole batch is shuffled into them; set minibatches to 1"
+        if isinstance(self.advantage, ReinforcePlusAdvantage):
+            return "reinforce++ advantages are divided by their deviation over the whole batch; use grpo or rloo"
+        if isinstance(self.advantage, GAEAdvantage) and self.advantage.normalise == "std":
+            return "gae advantages are normalised over the whole batch; set advantage.normalise to none"
+        return None
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> TrainingConfig:
+        if self.stream and (obstacle := self.needs_whole_batch):
+            raise ValueError(f"stream trains on groups as they come, but {obstacle}, or remove stream")
+        return self
 
     @model_validator(mode="after")
     def _check_mismatch(self) -> TrainingConfig:

@@ -5,7 +5,7 @@ turns any growing count of busy seconds into the idle share since it was last as
 busy seconds (`EngineStats.busy_seconds`), the trainer's are counted here:
 
     with clock.phase("train"), trainer_busy.busy():
-        await trainer.train_step(batch)
+        await trainer.finish()
     metrics |= clock.finish()
     metrics["idle/trainer"] = trainer_idle.sample(trainer_busy.seconds())
     metrics["idle/engine"] = engine_idle.sample((await engine.stats()).busy_seconds)

@@ -64,6 +64,11 @@ class Timeline:
             case "phase.end":
                 began, lane = self._open.pop(f"phase {data['phase']}", (time, 1))
                 self._slice(LOOP, lane, data["phase"], began, time, {"step": data["step"]})
+            case "stream.begin":
+                self._open["stream"] = (time, 2)
+            case "stream.end" if "stream" in self._open:
+                began, lane = self._open.pop("stream")
+                self._slice(LOOP, lane, "stream", began, time, {"step": data["step"], "groups": data["groups"]})
             case "episode.begin":
                 self._open[data["id"]] = (time, self._lanes.take())
                 self._count("episodes", time, self._lanes.taken)

@@ -30,6 +30,7 @@ from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.events import Emitter, Recorder
 from rollweave.pipelines.checkpoints import Checkpoints, RunState
+from rollweave.pipelines.feed import Feed
 from rollweave.pipelines.journal import Journal, OnRow, OnTrajectories
 from rollweave.pipelines.loop import Loop
 from rollweave.pipelines.one_off import one_off
@@ -98,10 +99,11 @@ def assemble(
         trainer,
         weights,
         journal,
-        PermitGate(permits, fleet, evaluation, journal, tail),
+        PermitGate(permits, fleet, evaluation, journal, tail, control.sleep),
         evaluation,
         Checkpoints(checkpoints, control.checkpoint, scheduler, trainer, weights, state, recorder),
         state,
+        Feed(scheduler, trainer, journal, recorder) if control.stream else None,
     )
     slots = control.rollout.slots
     floor = min(slots, max(control.rollout.group_size, slots // 16))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
@@ -55,6 +55,10 @@ class Journal:
         with self._steps.phase(name), work:
             yield
         self.recorder.emit("phase.end", phase=name, step=step)
+
+    def trainer_works(self) -> AbstractContextManager[None]:
+        """Around what the trainer does outside its phase."""
+        return self._trainer_busy.busy()
 
     async def record(self, batch: Batch, metrics: Metrics, evaluation: Evaluation | None, checksum: str) -> None:
         """Write the step down."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.phases import Phase
 from rollweave.pipelines.checkpoints import Checkpoints, RunState
+from rollweave.pipelines.feed import Feed
 from rollweave.pipelines.journal import Journal
 from rollweave.pipelines.permits import PermitGate
 from rollweave.rollout.evaluation import Evaluator
@@ -28,10 +29,22 @@ class Loop:
     evaluation: Evaluator
     checkpoints: Checkpoints
     state: RunState
+    feed: Feed | None = None
+    """With `training.stream`: what gives the trainer groups as they come."""
 
     def phase(self, name: Phase, step: int) -> AbstractContextManager[None]:
         self.state.trainer_busy |= name == "train"
         return self.journal.phase(name, step)
+
+    async def get_batch(self, step: int) -> Batch:
+        return await (self.scheduler if self.feed is None else self.feed).get_batch(step)
+
+    async def train(self, batch: Batch) -> Metrics:
+        if self.feed is not None:
+            return await self.feed.train(batch)
+        await self.trainer.begin(batch.step)
+        await self.trainer.accumulate(batch.groups)
+        return await self.trainer.finish()
 
     async def finish_step(self, batch: Batch, metrics: Metrics) -> bool:
         """Book and write down the step, save when due. Returns whether it was the last: target reached, or stopped.

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rollweave.config.job import Job, TinyModel, WarmStart
+from rollweave.crossing import scalar, up
 from rollweave.environments.protocol import MakeEnvironment, Observation
 from rollweave.errors import ModelError, RunFolderError
 from rollweave.policies.chat import ChatFormat
@@ -152,11 +154,12 @@ def _train(model: Any, optimizer: torch.optim.Optimizer, batch: list[ScriptedEpi
     for indices in fill_rows([len(episode.tokens) for episode in batch], PASS_TOKENS):
         rows = [batch[i] for i in indices]
         where = [(r, c) for r, episode in enumerate(rows) for c in _chosen(episode, observations)]
-        row, column = torch.tensor(where, dtype=torch.long).reshape(-1, 2).T
-        logprobs, _ = token_logprobs(model, pad_rows([e.tokens for e in rows]), row, column, torch.ones(len(where)))
+        row, column = np.array(where, np.int64).reshape(-1, 2).T
+        ones, tokens = np.ones(len(where), np.float32), pad_rows([e.tokens for e in rows])
+        logprobs, _ = token_logprobs(model, *up(model.device, tokens, row.copy(), column.copy(), ones))
         part = -logprobs.sum() / count
         part.backward()  # type: ignore[no-untyped-call]
-        loss += float(part.detach())
+        loss += scalar(part)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import ceil, floor
 from typing import Any
@@ -28,6 +28,8 @@ from rollweave.rollout.staleness import GroupFilter, GroupInLine, SampleBuffer, 
 from rollweave.rollout.state import SchedulerState
 from rollweave.tasks import Cursor
 from rollweave.trajectory import Batch, Group, Trajectory
+
+OnFinal = Callable[[list[Group]], None]
 
 HOPELESS_ATTEMPTS = 16
 """A run whose first episodes all fail has a broken environment or reward, not bad luck: it stops with their error."""
@@ -79,13 +81,18 @@ class RolloutScheduler:
                 self._recorder.emit("group.renewed", group=group.id, version=version)
         self._admit()
 
-    async def get_batch(self, step: int) -> Batch:
-        """The groups train step `step` consumes, as soon as there are enough and none is left behind too old."""
+    async def get_batch(self, step: int, on_final: OnFinal | None = None) -> Batch:
+        """The groups train step `step` consumes, as soon as there are enough and none is left behind too old.
+
+        `on_final` hears of groups before that, as soon as it is sure that they will be in the batch.
+        """
         self.next_step = step
         self._admit()
         with self._clock.wait("trainer", "", self._rollout.deadlines.get_batch) as wait:
             while (selection := self._select(step)) is None:
                 wait.what = self._what_is_missing(step)
+                if on_final is not None and (final := self.buffer.claim(step, self._in_line())):
+                    on_final(final)
                 self._changed.clear()
                 await self._changed.wait()
         batch = Batch(step, [self.buffer.take(id) for id in selection.consumed])
@@ -304,14 +311,14 @@ class RolloutScheduler:
             for id in self.buffer.left_over(step):
                 self._discard(id, AttemptEnd.SURPLUS)
                 self._admit()
-        running = [
-            GroupInLine(group.id, group.version, complete=False, expendable=self._expendable(group))
-            for group in self.running.values()
-        ]
         all_stay = self.settings.policy == "wait" and not self._over_issues
-        if all_stay and not self.buffer.has_batch_in_order(running):
+        if all_stay and not self.buffer.has_batch_in_order(self._in_line()):
             return None
-        return self.buffer.select(step, running, self._filter.survivors, start_only)
+        return self.buffer.select(step, self._in_line(), self._filter.survivors, start_only)
+
+    def _in_line(self) -> Iterator[GroupInLine]:
+        for group in self.running.values():
+            yield GroupInLine(group.id, group.version, complete=False, expendable=self._expendable(group))
 
     def _expendable(self, group: RunningGroup) -> bool:
         return self.settings.policy == "drop" or (

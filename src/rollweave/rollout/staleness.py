@@ -69,6 +69,8 @@ class GroupInLine:
     complete: bool
     expendable: bool = False
     """It may be given up for its age if it does not finish in time."""
+    claimed: bool = False
+    """The trainer has it already."""
 
 
 @dataclass(slots=True)
@@ -135,9 +137,9 @@ def _excess(groups: Sequence[GroupInLine], places: int, survivors: float) -> int
     return len(groups) - complete - (floor(free / survivors + 1e-9) if free > 0 else free)
 
 
-def _worth(group: GroupInLine) -> tuple[bool, bool, int]:
-    """Those with the least to lose first: running, expendable, latest admitted."""
-    return group.complete, not group.expendable, -group.id
+def _worth(group: GroupInLine) -> tuple[bool, bool, bool, int]:
+    """Those with the least to lose first: running, expendable, latest admitted. One that is claimed comes last."""
+    return group.claimed, group.complete, not group.expendable, -group.id
 
 
 class SampleBuffer:
@@ -148,6 +150,7 @@ class SampleBuffer:
         self.groups: dict[int, Group] = {}
         self._versions: dict[int, int] = {}
         """What each group's staleness is counted from: a complete group does not change any more."""
+        self._claimed: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -158,6 +161,7 @@ class SampleBuffer:
 
     def take(self, id: int) -> Group:
         del self._versions[id]
+        self._claimed.discard(id)
         return self.groups.pop(id)
 
     def has_batch_in_order(self, running: Iterable[GroupInLine]) -> bool:
@@ -178,13 +182,31 @@ class SampleBuffer:
             return None
         return select([*self._complete(), *running], step, self.bound, survivors, start_only)
 
+    def claim(self, step: int, running: Iterable[GroupInLine]) -> list[Group]:
+        """Complete groups that this step is sure to consume, each told once.
+
+        They are so early in line that the step takes them whatever becomes of those before them, and what is admitted
+        later queues behind.
+        """
+        line = sorted([*self._complete(), *running], key=_age)[: self.bound.groups_per_step]
+        sure = [
+            group.id
+            for place, group in enumerate(line)
+            if group.complete and not group.claimed and place < self.bound.capacity(group.version, step)
+        ]
+        self._claimed.update(sure)
+        return [self.groups[id] for id in sure]
+
     def left_over(self, step: int) -> list[int]:
         """Groups that find no place in this step or a later one: more survived the filter than was expected."""
         line = sorted(self._complete(), key=_age)
         return [group.id for group in _too_many(line, 0, step, self.bound, survivors=1.0)]
 
     def _complete(self) -> list[GroupInLine]:
-        return [GroupInLine(id, version, complete=True) for id, version in self._versions.items()]
+        return [
+            GroupInLine(id, version, complete=True, claimed=id in self._claimed)
+            for id, version in self._versions.items()
+        ]
 
 
 REMEMBERED = 64

@@ -27,7 +27,8 @@ UNDONE = "events.undone.jsonl"
 
 MAY_CHANGE = (
     *("name", "runtime", "evaluation", "checkpoint", "logging", "weights", "engine"),
-    *("training.steps", "training.microbatch_tokens"),
+    *("training.steps", "training.microbatch_tokens", "training.packing", "training.activation_checkpointing"),
+    *("training.ranks", "training.rank_timeout", "training.lora.sync"),
     *("rollout.environments", "rollout.isolation", "rollout.environments_per_process", "rollout.deadlines"),
     *("rollout.max_retries", "rollout.retry_backoff", "rollout.scheduling", "rollout.concurrency"),
 )

@@ -32,10 +32,12 @@ from rollweave.rewards.scorer import NamedReward, Scorer, call_in_thread, call_o
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.manager import Dialogue, Stage, TurnBarrier
 from rollweave.training.protocol import Trainer
+from rollweave.weights.adapter import AdapterStore
 from rollweave.weights.store import WeightStore
 
 if TYPE_CHECKING:
     from rollweave.engines.torch.engine import TorchEngine
+    from rollweave.training.ranks import Ranks
     from rollweave.training.trainer import TorchTrainer
 
 BEHIND_OTHERS = 10
@@ -55,6 +57,7 @@ class Blueprint:
 
     def engine(self) -> TorchEngine:
         """The embedded engine, also of a job whose engines are others."""
+        from rollweave.crossing import find_device
         from rollweave.engines.torch.engine import TorchEngine
 
         return TorchEngine.from_folder(
@@ -63,6 +66,7 @@ class Blueprint:
             prefill_tokens=self.job.engine.prefill_tokens,
             max_context=self.job.rollout.max_context,
             in_flight=self.job.pipeline.in_flight,
+            device=find_device(self.job.device),
         )
 
     async def start_engine(
@@ -76,6 +80,9 @@ class Blueprint:
     ) -> HostedEngine:
         """The engine that the job asks for; all but the first two concern the embedded one."""
         config, rollout = self.job.engine, self.job.rollout
+        lora = self.job.training.lora
+        if lora is not None and lora.sync == "adapter":
+            store = AdapterStore(store, self.policy)
         if isinstance(config, VllmEngineConfig):
             from rollweave.engines.vllm.engine import VllmEngine
 
@@ -99,10 +106,14 @@ class Blueprint:
         AutoTokenizer.from_pretrained(self.policy)
         load_model(self.policy)
 
-    def trainer(self) -> TorchTrainer:
+    def trainer(self, ranks: Ranks | None = None) -> TorchTrainer:
+        """The trainer, or this rank of it."""
+        from rollweave.crossing import find_device
+        from rollweave.training.ranks import ALONE
         from rollweave.training.trainer import TorchTrainer
 
-        return TorchTrainer(self.policy, self.job.training, self.job.seed)
+        device = find_device(self.job.device, None if ranks is None else ranks.rank)
+        return TorchTrainer(self.policy, self.job.training, self.job.seed, ranks or ALONE, device, self.job.sleep)
 
     def stage(self, proxy: LLMProxy, clock: Clock, dialogue: Dialogue | None = None) -> Stage:
         """All that a host needs; the dialogue is the policy's own, unless another is given."""

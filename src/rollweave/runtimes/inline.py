@@ -8,7 +8,7 @@ several cores; then the order of answers is the threads', and only what is sampl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from rollweave.runtimes.blueprint import Blueprint, cores
 from rollweave.runtimes.layout import EngineSeat, engine_seats
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
-from rollweave.trajectory import Batch
+from rollweave.trajectory import Group
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.store import MemoryStore, WeightStore
 
@@ -48,9 +48,17 @@ class InlineTrainer:
     clock: Clock
     step_seconds: float = 0.0
 
-    async def train_step(self, batch: Batch) -> Metrics:
+    async def begin(self, step: int, stream: bool = False) -> None:
         with self.clock.blocked():
-            metrics = self.core.train_step(batch)
+            self.core.begin(step, stream)
+
+    async def accumulate(self, groups: Sequence[Group]) -> None:
+        with self.clock.blocked():
+            self.core.accumulate(groups)
+
+    async def finish(self) -> Metrics:
+        with self.clock.blocked():
+            metrics = self.core.finish()
         await self.clock.sleep(self.step_seconds)
         return metrics
 

@@ -1,7 +1,8 @@
 """Which worker gets which cores: from the job's cluster file, or, without one, by halves.
 
 A cluster file says what a job runs on, whether it is simulated or trained. Pools of CPU cores are what this runtime can
-fill: each engine has `tensor_parallel` cores of its pool, the trainer all cores of its own. What the machine does not
+fill: each engine has `tensor_parallel` cores of its pool, the trainer all cores of its own,
+divided among its ranks. What the machine does not
 have is refused before anything starts.
 """
 
@@ -36,21 +37,25 @@ class EngineSeat:
 class Layout:
     engines: tuple[EngineSeat, ...]
     trainer_threads: int
+    """Of each rank."""
     colocated: bool
     """Engines and trainer take turns on the same cores."""
     trainer_pool: str = ""
+    trainer_ranks: int = 1
     host_pool: str = ""
 
 
 def layout(job: Job, runtime: RayRuntime) -> Layout:
     if job.cluster is not None:
-        return _of_cluster(job.cluster, runtime)
+        return _of_cluster(job.cluster, runtime, job.training.ranks)
     colocated = runtime.placement == "colocated"
     share = cores() if colocated else max(1, cores() // 2)
-    return Layout((EngineSeat(runtime.engine_threads or share),), runtime.trainer_threads or share, colocated)
+    ranks = job.training.ranks or 1
+    threads = max(1, (runtime.trainer_threads or share) // ranks)
+    return Layout((EngineSeat(runtime.engine_threads or share),), threads, colocated, trainer_ranks=ranks)
 
 
-def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime) -> Layout:
+def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime, wanted_ranks: int | None) -> Layout:
     seats = engine_seats(cluster)
     training = [pool for pool in cluster.pools if pool.role in TRAINS]
     wanted = sum(_cores(cluster, pool) for pool in cluster.pools if pool.role in {*GENERATES, *TRAINS})
@@ -59,13 +64,29 @@ def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime) -> Layout:
             f"cluster: its pools want {wanted} cores and this machine has {cores()}: lower their counts, or put "
             "generation and training on one pool of role: colocated"
         )
+    ranks = wanted_ranks or _devices(cluster, training)
     return Layout(
         seats,
-        sum(_cores(cluster, pool) for pool in training),
+        _threads_per_rank(sum(_cores(cluster, pool) for pool in training), ranks, training[0]),
         colocated=any(pool.role == "colocated" for pool in training),
         trainer_pool=training[0].name,
+        trainer_ranks=ranks,
         host_pool=next((pool.name for pool in cluster.of_role("environment")), ""),
     )
+
+
+def _devices(cluster: ClusterConfig, training: list[Pool]) -> int:
+    """A rank for each GPU; cores work together in one."""
+    return sum(pool.count for pool in training if cluster.device(pool).kind == "gpu") or 1
+
+
+def _threads_per_rank(cores: int, ranks: int, pool: Pool) -> int:
+    if cores < ranks:
+        raise ConfigError(
+            f"training.ranks is {ranks}, but pool {pool.name} has {cores} cores: lower it, or raise the count of the "
+            "pool"
+        )
+    return cores // ranks
 
 
 def engine_seats(cluster: ClusterConfig) -> tuple[EngineSeat, ...]:

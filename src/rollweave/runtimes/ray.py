@@ -32,6 +32,7 @@ from rollweave.runtimes.blueprint import Blueprint, cores
 from rollweave.runtimes.layout import EngineSeat, Layout, layout
 from rollweave.runtimes.orders import follow_orders
 from rollweave.runtimes.ray_clients import RayTrainer, Restarts, WorkerHandle
+from rollweave.runtimes.ray_group import TRAINER, RankWorker, TrainerGroup
 from rollweave.runtimes.ray_keepers import Crew, EngineTeam, HostKeeper
 from rollweave.runtimes.ray_nodes import BEAT_SECONDS, NodeWorker, RayNodes
 from rollweave.runtimes.ray_workers import EngineWorker, HostWorker, TrainerWorker
@@ -89,7 +90,7 @@ async def start_ray(
                     watching.append(nodes.watch())
                 running = [tasks.create_task(work) for work in watching]
                 client = _trainer_client(trainer, crew, blueprint)
-                yield AlternatingTrainer(client, fleet) if places.colocated else client
+                yield AlternatingTrainer(client, fleet, blueprint.job.sleep) if places.colocated else client
                 for task in running:
                     task.cancel()
                 team.stop()
@@ -170,10 +171,18 @@ class Starter:
     """The one weight store, once the trainer's place is known."""
 
     async def trainer(self, places: Layout) -> WorkerHandle:
-        reserved = 0 if places.colocated else places.trainer_threads
-        node = await self._bound(Need("trainer", places.trainer_pool, reserved if places.trainer_pool else 0))
+        ranks, threads = places.trainer_ranks, places.trainer_threads
+        reserved = 0 if places.colocated else threads
+        node = await self._bound(Need(TRAINER, places.trainer_pool, reserved * ranks if places.trainer_pool else 0))
         self.stores.append(self._store(node))
-        return self._start(TrainerWorker, "trainer", node, places.trainer_threads, self.stores[0], reserved=reserved)
+        if ranks == 1:
+            return self._start(TrainerWorker, TRAINER, node, threads, self.stores[0], reserved=reserved)
+        return TrainerGroup.of(
+            [
+                self._start(RankWorker, name, node, threads, self.stores[0], rank, ranks, reserved=reserved)
+                for rank, name in enumerate([TRAINER, *(f"{TRAINER}-{rank}" for rank in range(1, ranks))])
+            ]
+        )
 
     async def engine(self, name: str, seat: EngineSeat, spare_for: ClusterNode | None = None) -> WorkerHandle:
         """`spare_for`: on this node, where its predecessor still works, and holds the cores."""

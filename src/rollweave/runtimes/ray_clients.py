@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from rollweave.clock import Clock
+from rollweave.clock import Clock, Wait
 from rollweave.config.control import Deadlines
 from rollweave.engines.protocol import Completion, EngineStats, Request
 from rollweave.errors import EngineGone, WorkerDied, first_cause
@@ -23,7 +23,7 @@ from rollweave.rollout.link import Packet
 from rollweave.runtimes.resources import ClusterNode
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
-from rollweave.trajectory import Batch
+from rollweave.trajectory import Group
 from rollweave.weights.buckets import Fingerprint
 
 LOG_LINES = 12
@@ -251,8 +251,8 @@ class RayEngineControl:
     worker: WorkerHandle
     reachable: WhileReachable
 
-    async def suspend(self) -> None:
-        await self._call("suspend")
+    async def suspend(self, asleep: bool = False) -> None:
+        await self._call("suspend", asleep)
 
     async def resume(self) -> None:
         await self._call("resume")
@@ -296,12 +296,26 @@ class RayTrainer:
     restarts: Restarts
     carrier: CheckpointCarrier
     reachable: WhileReachable
+    step: int = 0
+    """The one that was begun last."""
 
-    async def train_step(self, batch: Batch) -> Metrics:
-        with self.clock.wait("driver", f"train step {batch.step}", self.deadlines.train_step):
-            metrics: Metrics = await self._call("train_step", batch)
+    async def begin(self, step: int, stream: bool = False) -> None:
+        self.step = step
+        with self._training():
+            await self._call("begin", step, stream)
+
+    async def accumulate(self, groups: Sequence[Group]) -> None:
+        with self._training():
+            await self._call("accumulate", groups)
+
+    async def finish(self) -> Metrics:
+        with self._training():
+            metrics: Metrics = await self._call("finish")
         self.restarts.progress()
         return metrics
+
+    def _training(self) -> Wait:
+        return self.clock.wait("driver", f"train step {self.step}", self.deadlines.train_step)
 
     async def publish(self, version: int) -> Fingerprint:
         published: Fingerprint = await self._call("publish", version)

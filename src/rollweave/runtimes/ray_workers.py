@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -30,7 +31,7 @@ from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.ray_clients import Mishaps, Orders, RayEngineClient, WorkerHandle
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
-from rollweave.trajectory import Batch
+from rollweave.trajectory import Group
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.store import WeightStore
 
@@ -141,8 +142,14 @@ class TrainerWorker:
         self._core = self._blueprint.trainer()
         return os.getpid()
 
-    def train_step(self, batch: Batch) -> Metrics:
-        return self._core.train_step(batch) | {"memory/trainer_mb": resident_mb()}
+    def begin(self, step: int, stream: bool) -> None:
+        self._core.begin(step, stream)
+
+    def accumulate(self, groups: Sequence[Group]) -> None:
+        self._core.accumulate(groups)
+
+    def finish(self) -> Metrics:
+        return self._core.finish() | {"memory/trainer_mb": resident_mb()}
 
     def publish(self, version: int) -> Fingerprint:
         return self._core.publish(version, self._store)

@@ -1,36 +1,93 @@
-"""Computes the metrics of a train step: its losses, how off-policy its data was, whether engine and trainer agree."""
+"""Computes the metrics of a train step: its losses, how off-policy its data was, whether engine and trainer agree.
+
+What a pass leaves behind stays on the device until the step is over (`StepRecord.settle`). Metrics are computed in main
+memory.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from rollweave.crossing import down
 from rollweave.training.losses import TokenLoss
 from rollweave.training.packing import MicroBatch
 from rollweave.training.protocol import Metrics
 
 
 @dataclass(slots=True)
+class PassRecord:
+    """What metrics need of a pass, per sampled token, without gradients."""
+
+    versions: NDArray[np.int64]
+    weight: Tensor
+    behaviour: Tensor
+    policy: Tensor
+    kl: Tensor
+    entropy: Tensor
+    corrected_by: Tensor
+    clipped: Tensor
+    before: Tensor | None
+    """The trainer's log-probs before the step, if known. They are always known for the first mini-batch, which is a
+    random share of the groups."""
+    factor: Tensor | None
+    cut: Tensor | None
+    value: Tensor | None
+
+    @classmethod
+    def of(cls, micro: MicroBatch, loss: TokenLoss, before: Tensor | None) -> PassRecord:
+        loss, mismatch = loss.detached(), loss.mismatch
+        return cls(
+            micro.versions,
+            micro.weight,
+            micro.behaviour,
+            loss.policy,
+            loss.kl,
+            loss.entropy,
+            loss.corrected_by,
+            loss.clipped,
+            before,
+            None if mismatch is None else mismatch.factor,
+            None if mismatch is None else mismatch.cut,
+            loss.value,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+@dataclass(slots=True)
 class StepRecord:
     """Collects the passes and updates of one train step."""
 
-    passes: list[tuple[MicroBatch, TokenLoss, Tensor | None]] = field(default_factory=list)
-    """Each micro-batch with its per-token losses (detached) and, if known, the trainer's log-probs before the step.
-    They are always known for the first mini-batch, which is a random share of the groups."""
+    passes: list[PassRecord] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     updates: int = 0
     skipped: int = 0
+    scale: float = 1.0
+    """What the weights of the passes lack, if they were computed before the whole batch was known."""
+
+    def settle(self) -> None:
+        """Bring what the passes left behind to main memory, in one crossing."""
+        places = [(one, name, tensor) for one in self.passes for name, tensor in one.tensors().items()]
+        if places:
+            for (one, name, _), array in zip(places, down(*(tensor for *_, tensor in places)), strict=True):
+                setattr(one, name, torch.from_numpy(array))
 
     def metrics(self, version: int) -> Metrics:
-        weight, versions = self._flat("weight"), self._flat("versions")
-        policy, kl, entropy = (self._losses(name) for name in ("policy", "kl", "entropy"))
-        known = [(micro, before) for micro, _, before in self.passes if before is not None]
+        weight = self._flat("weight") * self.scale
+        versions = torch.from_numpy(np.concatenate([one.versions for one in self.passes]))
+        policy, kl, entropy = (self._flat(name) for name in ("policy", "kl", "entropy"))
+        known = [(one, one.before) for one in self.passes if one.before is not None]
         before = torch.cat([before for _, before in known])
-        drawn = torch.cat([micro.behaviour for micro, _ in known])
-        drawn_by = torch.cat([micro.versions for micro, _ in known])
+        drawn = torch.cat([one.behaviour for one, _ in known])
+        drawn_by = torch.from_numpy(np.concatenate([one.versions for one, _ in known]))
         found = {
             "loss/policy": float((weight * policy).sum()) / self.updates,
             "loss/kl": float((weight * kl).sum() / weight.sum()),
@@ -38,10 +95,10 @@ class StepRecord:
             "grad/norm": sum(self.norms) / max(1, len(self.norms)),
             "grad/skipped": float(self.skipped),
             **off_policy(before, drawn),
-            "offpolicy/clip_fraction": float(self._losses("clipped").float().mean()),
+            "offpolicy/clip_fraction": float(self._flat("clipped").float().mean()),
             "offpolicy/uncorrected": float(
                 bool((before != drawn)[drawn_by < version].any())
-                and identically_one(self._losses("corrected_by"), versions < version)
+                and identically_one(self._flat("corrected_by"), versions < version)
             ),
             **logprob_gap(before, drawn, drawn_by, version),
             **self._mismatch(),
@@ -51,21 +108,18 @@ class StepRecord:
         return {name: value if math.isfinite(value) else 0.0 for name, value in found.items()}
 
     def _mismatch(self) -> Metrics:
-        found = [loss.mismatch for _, loss, _ in self.passes if loss.mismatch is not None]
+        found = [(one.factor, one.cut) for one in self.passes if one.factor is not None and one.cut is not None]
         if not found:
             return {}
-        factor, cut = (torch.cat([getattr(each, name) for each in found]) for name in ("factor", "cut"))
+        factor, cut = (torch.cat(parts) for parts in zip(*found, strict=True))
         return {"mismatch/factor_mean": float(factor.mean()), "mismatch/cut_share": float(cut.float().mean())}
 
     def _value(self, weight: Tensor) -> Metrics:
-        found = [loss.value for _, loss, _ in self.passes if loss.value is not None]
+        found = [one.value for one in self.passes if one.value is not None]
         return {"loss/value": float((weight * torch.cat(found)).sum() / weight.sum())} if found else {}
 
     def _flat(self, name: str) -> Tensor:
-        return torch.cat([getattr(micro, name) for micro, _, _ in self.passes])
-
-    def _losses(self, name: str) -> Tensor:
-        return torch.cat([getattr(loss, name) for _, loss, _ in self.passes])
+        return torch.cat([getattr(one, name) for one in self.passes])
 
 
 def off_policy(before: Tensor, behaviour: Tensor) -> Metrics:

@@ -18,7 +18,6 @@ from torch import Tensor
 from rollweave.config.training import GAEAdvantage
 from rollweave.training.advantages import deviation, standardised, token_rewards
 from rollweave.training.packing import PackedRow
-from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
 
 
@@ -30,21 +29,16 @@ def value_head(hidden: int) -> torch.nn.Linear:
     return head
 
 
-def credit(rows: Sequence[PackedRow], batch: Batch, config: GAEAdvantage) -> Metrics:
+def credit(rows: Sequence[PackedRow], batch: Batch, config: GAEAdvantage) -> None:
     """Give the rows, which already have the head's values, their advantages and the returns to train the head on."""
-    values: list[float] = []
-    returns: list[float] = []
     for row, trajectory in zip(rows, batch.trajectories(), strict=True):
         assert row.values is not None, "recorded before the first update"
         row.advantage = gae(token_rewards(trajectory), row.values, config.gamma, config.lam)
         row.returns = [advantage + value for advantage, value in zip(row.advantage, row.values, strict=True)]
-        values += row.values
-        returns += row.returns
     if config.normalise == "std":
         whitened = iter(standardised([a for row in rows for a in row.advantage], "std"))
         for row in rows:
             row.advantage = [next(whitened) for _ in row.advantage]
-    return {"value/explained_variance": explained_variance(values, returns)}
 
 
 def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:

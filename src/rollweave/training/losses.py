@@ -74,6 +74,16 @@ def token_weights(sampled: Sequence[int], aggregation: Aggregation) -> list[floa
     return [1.0 / (len(sampled) * length) for length in sampled]
 
 
+def unscaled_weight(sampled: int, aggregation: Aggregation) -> float:
+    """The weight of each token of a trajectory while the rest of the mini-batch is not known."""
+    return 1.0 if aggregation == "token" else 1.0 / sampled
+
+
+def weight_scale(sampled: Sequence[int], aggregation: Aggregation) -> float:
+    """The factor from unscaled weights to `token_weights`, once all trajectories are known."""
+    return 1.0 / (sum(sampled) if aggregation == "token" else len(sampled))
+
+
 def token_loss(
     policy: Objective, mismatch: Correction | None, new: Tensor, entropy: Tensor, reference: Tensor | None
 ) -> TokenLoss:
@@ -297,11 +307,12 @@ def sum_within(values: Tensor, index: Tensor) -> Tensor:
     """For each token, the sum over all tokens with the same index; indices count from 0 and never fall.
 
     Micro-batches never divide a trajectory, so the result does not depend on how they were made.
+    There are at least as many tokens as indices, so the size is known without a look at them.
     """
-    sums = values.new_zeros(int(index[-1]) + 1).index_add_(0, index, values)
+    sums = torch.zeros_like(values).index_add_(0, index, values)
     return sums[index]
 
 
 def mean_within(values: Tensor, index: Tensor) -> Tensor:
     """For each token, the mean over all tokens with the same index."""
-    return sum_within(values, index) / torch.bincount(index)[index]
+    return sum_within(values, index) / sum_within(torch.ones_like(values), index)

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from rollweave.training.checkpoint import DriverFiles
-from rollweave.trajectory import Batch
+from rollweave.trajectory import Group
 from rollweave.weights.buckets import Fingerprint
 
 Metrics = dict[str, float]
 
 
 class Trainer(Protocol):
-    """Turns batches into versions. The torch trainer, the simulated trainer and the Ray client implement it."""
+    """Turns batches into versions. The torch trainer, the simulated trainer and the Ray client implement it.
 
-    async def train_step(self, batch: Batch) -> Metrics:
-        """Train on a checked batch: version n becomes n + 1."""
+    A train step is `begin`, then `accumulate` once or more, then `finish`.
+    """
+
+    async def begin(self, step: int, stream: bool = False) -> None:
+        """Open train step `step`. What is left of a step that was never finished is dropped.
+
+        `stream`: `accumulate` computes the gradients of its groups at once. Otherwise `finish` does, when it has seen
+        the whole batch. The update is the same up to rounding.
+        """
+        ...
+
+    async def accumulate(self, groups: Sequence[Group]) -> None:
+        """Give the step groups of its batch, in any order. They are checked, and the weights do not change."""
+        ...
+
+    async def finish(self) -> Metrics:
+        """Update the weights from all groups of the step: version n becomes n + 1."""
         ...
 
     async def publish(self, version: int) -> Fingerprint:

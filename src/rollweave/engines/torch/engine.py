@@ -34,12 +34,14 @@ import numpy as np
 import torch
 
 from rollweave.config.control import InFlight
+from rollweave.crossing import CPU, bits, down, fill, up
 from rollweave.engines.protocol import Completion, EngineStats, Finish, KvAsk, KvRows, Pull, Request
 from rollweave.engines.torch.model import Chunk, forward, kv_cache
 from rollweave.engines.torch.sampling import Decoder, draw, finish_of, text_of
 from rollweave.engines.torch.step_time import StepTime
 from rollweave.engines.torch.weights import Architecture, FusedWeights, rope_table
 from rollweave.errors import ModelError
+from rollweave.policies.asleep import Asleep, resident_bytes
 from rollweave.policies.forward import load_model
 from rollweave.trajectory import Span, TokenBuffer, TokenIds, Transform, logprob_array, token_ids
 from rollweave.weights.buckets import Fingerprint, Into, RawTensor, checksum
@@ -222,7 +224,7 @@ class Sequence:
 class TorchEngine:
     """A `SteppedEngine` over `slots` trajectories of at most `max_context` tokens each.
 
-    `model` is a causal LM of `transformers`; its weights are copied.
+    `model` is a causal LM of `transformers` in main memory; its weights are copied to the device.
     """
 
     def __init__(
@@ -234,6 +236,7 @@ class TorchEngine:
         prefill_tokens: int,
         max_context: int,
         in_flight: InFlight = "recompute",
+        device: torch.device = CPU,
     ) -> None:
         architecture = Architecture.of(model.config)
         if max_context > architecture.positions:
@@ -251,12 +254,15 @@ class TorchEngine:
         self._running: dict[str, Sequence] = {}
         self._expecting: dict[str, Sequence] = {}  # what a prefill engine has of them is on its way
         self._staged: Fingerprint | None = None
+        self._asleep: Asleep | None = None
+        self._slots = slots
         with torch.inference_mode():
-            self._weights = FusedWeights(architecture)
+            self._weights = FusedWeights(architecture, device, model.dtype)
             self._weights.load(partial(_hand_over, tensors))
             self._spare: FusedWeights | None = None  # allocated by the first `prepare`
-            self._cache = kv_cache(architecture, slots, max_context)
-            self._rope = rope_table(model.model.rotary_emb, max(max_context, PROBE_TOKENS))
+            self._cache = kv_cache(self._weights, slots, max_context)
+            rope = torch.view_as_real(rope_table(model.model.rotary_emb, max(max_context, PROBE_TOKENS)))
+            self._rope = torch.view_as_complex(up(device, rope.numpy())[0])
         self._stats = EngineStats(checksum=checksum(tensors))
         self._step_time = StepTime()
 
@@ -327,14 +333,39 @@ class TorchEngine:
         context = self._table.find(ask.trajectory)
         if context is None or (end := context.shares(ask.tokens)) <= ask.start:
             return None
-        rows = np.stack([layer[context.slot, :, ask.start : end].numpy() for layer in self._cache])
+        rows = bits(torch.stack([layer[context.slot, :, ask.start : end] for layer in self._cache]))
         return KvRows(ask.start, context.kv_version, rows)
+
+    @torch.inference_mode()
+    def sleep(self) -> None:
+        """Between two steps: weights go to main memory, KV caches are freed and computed again later."""
+        assert self._asleep is None, "it sleeps already"
+        if self._staged is None:
+            self._spare = None
+        self._table.invalidate()
+        self._cache = []
+        self._asleep = Asleep(self._held())
+
+    @torch.inference_mode()
+    def wake(self) -> None:
+        assert self._asleep is not None, "it is awake"
+        self._asleep.wake()
+        self._asleep = None
+        self._cache = kv_cache(self._weights, self._slots, self.max_context)
+
+    def resident_bytes(self) -> int:
+        """Of weights and KV caches, on the device."""
+        return resident_bytes(self._held())
+
+    def _held(self) -> list[torch.Tensor]:
+        sets = [self._weights] if self._spare is None else [self._weights, self._spare]
+        return [*self._cache, *(tensor for one in sets for tensor in one.tensors())]
 
     @torch.inference_mode()
     def prepare(self, pull: Pull) -> Fingerprint:
         """Copy the weights into the spare set. Touches nothing a step reads, so it may run beside one."""
         if self._spare is None:
-            self._spare = FusedWeights(self._weights.architecture)
+            self._spare = self._weights.another()
         self._staged = None
         self._staged = self._spare.load(pull)
         return self._staged
@@ -358,10 +389,10 @@ class TorchEngine:
         architecture = self._weights.architecture
         tokens = probe_tokens(architecture.vocabulary)
         length = len(tokens)
-        cache = kv_cache(architecture, 1, length)
+        cache = kv_cache(self._weights, 1, length)
         logits = forward(self._weights, cache, self._rope, [Chunk(0, 0, length)], tokens, list(range(length - 1)))
-        targets = torch.from_numpy(tokens[1:]).long()[:, None]
-        return tuple(logits.log_softmax(-1).gather(1, targets)[:, 0].tolist())
+        [targets] = up(self._weights.device, tokens[1:].astype(np.int64)[:, None])
+        return tuple(down(logits.log_softmax(-1).gather(1, targets)[:, 0])[0].tolist())
 
     def stats(self) -> EngineStats:
         running = len(self._running) + len(self._expecting)
@@ -410,7 +441,7 @@ class TorchEngine:
         if not fits or not rows.start <= context.computed < rows.end:
             return
         for layer, new in zip(self._cache, rows.rows, strict=True):
-            layer[context.slot].numpy()[:, context.computed : rows.end] = new[:, context.computed - rows.start :]
+            fill(layer[context.slot, :, context.computed : rows.end], new[:, context.computed - rows.start :])
         context.take(rows)
 
     def _schedule(self) -> list[tuple[Sequence, Chunk]]:

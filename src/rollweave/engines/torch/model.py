@@ -18,11 +18,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
+from rollweave.crossing import up
 from rollweave.engines.torch.weights import Architecture, FusedWeights, LayerWeights
 from rollweave.trajectory import TokenIds
+
+Indices = NDArray[np.int64]
 
 CALL_BYTES = 120_000
 """What a call costs, as the cache bytes that could be read in that time (15 µs at 8 GB/s, measured)."""
@@ -49,31 +53,31 @@ class SlotRange:
     last: int
     length: int
     decodes: int
-    rows: Tensor | None
+    rows: Indices | None
     """Each decode's place in the range; None: every slot of the range decodes."""
-    mask: Tensor | None
-    """[range, 1, 1, length], minus infinity beyond a sequence's end; None: all are as long as the longest."""
+    lengths: Indices | None
+    """The keys that each slot of the range may see; None: there is one slot, and it sees all."""
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """Where the new tokens of one step belong and how they attend; made once, used by every layer."""
+class AttentionPlan:
+    """Where the new tokens of one step belong and how they attend."""
 
-    slots: Tensor
-    positions: Tensor
+    slots: Indices
+    positions: Indices
     ranges: list[SlotRange]
-    pieces: list[tuple[Chunk, Tensor | None]]
-    """Chunks of several tokens, each with its mask."""
+    pieces: list[Chunk]
+    """Chunks of several tokens."""
 
 
-def plan(chunks: Sequence[Chunk], token_bytes: int) -> AttentionSpec:
+def plan(chunks: Sequence[Chunk], token_bytes: int) -> AttentionPlan:
     """Chunks come in the order of their rows: those of one token first, by slot. `token_bytes`: per layer."""
     decodes = [c for c in chunks if c.count == 1]
-    return AttentionSpec(
-        slots=torch.tensor([c.slot for c in chunks for _ in range(c.count)]),
-        positions=torch.tensor([p for c in chunks for p in range(c.start, c.end)]),
+    return AttentionPlan(
+        slots=np.array([c.slot for c in chunks for _ in range(c.count)], np.int64),
+        positions=np.array([p for c in chunks for p in range(c.start, c.end)], np.int64),
         ranges=[_range(group) for group in _join(decodes, token_bytes)],
-        pieces=[(c, _causal_mask(c)) for c in chunks[len(decodes) :]],
+        pieces=list(chunks[len(decodes) :]),
     )
 
 
@@ -99,42 +103,82 @@ def _range(group: list[Chunk]) -> SlotRange:
     if len(group) == 1:
         return SlotRange(first, last, length, 1, None, None)
     span = last - first + 1
-    rows = torch.tensor([c.slot - first for c in group])
-    lengths = torch.ones(span, dtype=torch.long)  # a slot that does not decode may see one key: no NaN, no cost
-    lengths[rows] = torch.tensor([c.end for c in group])
-    hidden = torch.arange(length) >= lengths[:, None]
-    mask = torch.zeros(span, length).masked_fill_(hidden, float("-inf"))
-    return SlotRange(first, last, length, len(group), rows if span != len(group) else None, mask[:, None, None])
+    rows = np.array([c.slot - first for c in group], np.int64)
+    lengths = np.ones(span, np.int64)  # a slot that does not decode may see one key: no NaN, no cost
+    lengths[rows] = [c.end for c in group]
+    return SlotRange(first, last, length, len(group), rows if span != len(group) else None, lengths)
 
 
-def _causal_mask(chunk: Chunk) -> Tensor | None:
+# ---------------------------------------------------------------------------------------------------- on the device
+
+
+@dataclass(frozen=True, slots=True)
+class RangeCall:
+    range: SlotRange
+    rows: Tensor | None
+    mask: Tensor | None
+    """[range, 1, 1, length], minus infinity beyond a sequence's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """The plan on the device; made once, used by every layer."""
+
+    slots: Tensor
+    positions: Tensor
+    ranges: list[RangeCall]
+    pieces: list[tuple[Chunk, Tensor | None]]
+    """Each with its mask."""
+
+
+def place(plan: AttentionPlan, tokens: TokenIds, rows: list[int], like: Tensor) -> tuple[AttentionSpec, Tensor, Tensor]:
+    """Bring what a step needs to the device of `like`, in one crossing: the plan, the tokens, the rows to sample."""
+    numbers = [tokens.astype(np.int64), np.array(rows, np.int64), plan.slots, plan.positions]
+    numbers += [array for one in plan.ranges for array in (one.rows, one.lengths) if array is not None]
+    there = iter(up(like.device, *numbers))
+    placed_tokens, placed_rows, slots, positions = next(there), next(there), next(there), next(there)
+    ranges = []
+    for one in plan.ranges:
+        index = None if one.rows is None else next(there)
+        ranges.append(RangeCall(one, index, None if one.lengths is None else _mask(next(there), one.length, like)))
+    pieces = [(chunk, _causal_mask(chunk, like)) for chunk in plan.pieces]
+    return AttentionSpec(slots, positions, ranges, pieces), placed_tokens, placed_rows
+
+
+def _mask(lengths: Tensor, length: int, like: Tensor) -> Tensor:
+    hidden = torch.arange(length, device=like.device) >= lengths[:, None]
+    return like.new_zeros(len(lengths), length).masked_fill_(hidden, float("-inf"))[:, None, None]
+
+
+def _causal_mask(chunk: Chunk, like: Tensor) -> Tensor | None:
     """Every new token sees the past and itself; at the start of a sequence the kernel knows that by itself."""
     if chunk.start == 0:
         return None
-    return torch.full((chunk.count, chunk.end), float("-inf")).triu_(chunk.start + 1)
+    return like.new_full((chunk.count, chunk.end), float("-inf")).triu_(chunk.start + 1)
 
 
 def attend(query: Tensor, kv: Tensor, spec: AttentionSpec) -> Tensor:
     """Query [tokens, heads, head_dim] over one layer's cache; returns [tokens, heads * head_dim]."""
     parts = []
     row = 0
-    for group in spec.ranges:
-        parts.append(_attend_range(query[row : row + group.decodes], kv, group))
-        row += group.decodes
+    for call in spec.ranges:
+        parts.append(_attend_range(query[row : row + call.range.decodes], kv, call))
+        row += call.range.decodes
     for chunk, mask in spec.pieces:
         parts.append(_attend_piece(query[row : row + chunk.count], kv, chunk, mask))
         row += chunk.count
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _attend_range(query: Tensor, kv: Tensor, group: SlotRange) -> Tensor:
+def _attend_range(query: Tensor, kv: Tensor, call: RangeCall) -> Tensor:
     """One token per slot: the heads that share keys become the query's length, so keys are read once."""
+    group = call.range
     keys, values = kv[group.first : group.last + 1, :, : group.length].chunk(2, dim=1)
-    if group.rows is not None:
-        query = query.new_zeros(len(keys), *query.shape[1:]).index_copy_(0, group.rows, query)
+    if call.rows is not None:
+        query = query.new_zeros(len(keys), *query.shape[1:]).index_copy_(0, call.rows, query)
     grouped = query.view(len(query), keys.shape[1], -1, query.shape[2])
-    answer = scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask).flatten(1)
-    return answer if group.rows is None else answer[group.rows]
+    answer = scaled_dot_product_attention(grouped, keys, values, attn_mask=call.mask).flatten(1)
+    return answer if call.rows is None else answer[call.rows]
 
 
 def _attend_piece(query: Tensor, kv: Tensor, chunk: Chunk, mask: Tensor | None) -> Tensor:
@@ -145,28 +189,29 @@ def _attend_piece(query: Tensor, kv: Tensor, chunk: Chunk, mask: Tensor | None) 
     return answer[0].transpose(0, 1).flatten(1)
 
 
-def kv_cache(a: Architecture, slots: int, context: int) -> list[Tensor]:
+def kv_cache(weights: FusedWeights, slots: int, context: int) -> list[Tensor]:
     """Allocate the keys and values of all slots, by layer."""
+    a = weights.architecture
     # Zeros, not empty: what a mask hides must still be finite. The pages are only touched when used.
-    return [torch.zeros(slots, 2 * a.kv_heads, context, a.head_dim) for _ in range(a.layers)]
+    return [weights.embedding.new_zeros(slots, 2 * a.kv_heads, context, a.head_dim) for _ in range(a.layers)]
 
 
 def forward(
     weights: FusedWeights, cache: list[Tensor], rope: Tensor, chunks: Sequence[Chunk], tokens: TokenIds, rows: list[int]
 ) -> Tensor:
-    """Write the keys and values of the chunks' `tokens` into the cache; returns the logits of `rows`."""
+    """Write the keys and values of the chunks' `tokens` into the cache; returns the logits of `rows`, in float32."""
     a = weights.architecture
-    spec = plan(chunks, a.kv_bytes)
+    spec, ids, sampled = place(plan(chunks, weights.kv_bytes), tokens, rows, weights.embedding)
     rotations = rope[spec.positions][:, None]
-    x = embedding(torch.from_numpy(tokens.astype(np.int64)), weights.embedding)
+    x = embedding(ids, weights.embedding)
     for layer, kv in zip(weights.layers, cache, strict=True):
         h = rms_norm(x, (a.hidden,), layer.input_norm, a.eps)
         x = torch.addmm(x, _attention(a, layer, h, kv, rotations, spec), layer.output.t())
         h = rms_norm(x, (a.hidden,), layer.mlp_norm, a.eps)
-        gate, up = linear(h, layer.gate_up).chunk(2, dim=1)
-        x = torch.addmm(x, silu(gate).mul_(up), layer.down.t())
-    x = rms_norm(x[torch.tensor(rows, dtype=torch.long)], (a.hidden,), weights.final_norm, a.eps)
-    return linear(x, weights.head)
+        gate, value = linear(h, layer.gate_up).chunk(2, dim=1)
+        x = torch.addmm(x, silu(gate).mul_(value), layer.down.t())
+    x = rms_norm(x[sampled], (a.hidden,), weights.final_norm, a.eps)
+    return linear(x, weights.head).float()
 
 
 def _attention(
@@ -176,6 +221,15 @@ def _attention(
     qk = qkv[:, : a.heads + a.kv_heads]
     if layer.qk_norm is not None:
         torch.mul(rms_norm(qk, (a.head_dim,), None, a.eps), layer.qk_norm, out=qk)
-    torch.view_as_complex(qk.view(*qk.shape[:2], -1, 2)).mul_(rotations)
+    _rotate(qk, rotations)
     kv[spec.slots, :, spec.positions] = qkv[:, a.heads :]
     return attend(qkv[:, : a.heads], kv, spec)
+
+
+def _rotate(qk: Tensor, rotations: Tensor) -> None:
+    """In place. There are no complex numbers of two bfloat16: those are rotated as float32."""
+    if qk.dtype is torch.float32:
+        torch.view_as_complex(qk.view(*qk.shape[:2], -1, 2)).mul_(rotations)
+    else:
+        pairs = torch.view_as_complex(qk.float().view(*qk.shape[:2], -1, 2))
+        qk.copy_(torch.view_as_real(pairs * rotations).flatten(2))

@@ -16,8 +16,10 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from rollweave.crossing import down, flag, up
 from rollweave.engines.protocol import Finish, Sampling
 
 NUCLEUS_GUESS = 512
@@ -36,44 +38,82 @@ class Draws:
 def draw(logits: Tensor, samplings: Sequence[Sampling], seeds: Sequence[int], places: Sequence[int]) -> Draws:
     """Draw one token per row of `logits` [rows, vocabulary]."""
     raw = logits - logits.logsumexp(1, keepdim=True)
-    greedy = torch.tensor([s.temperature == 0.0 for s in samplings], device=logits.device)
-    if bool(greedy.all()):
+    greedy = [row for row, s in enumerate(samplings) if s.temperature == 0.0]
+    if len(greedy) == len(samplings):
         tokens = raw.argmax(1, keepdim=True)
-        behaviour = torch.zeros(len(samplings), 1, device=logits.device)
+        behaviour = torch.zeros_like(raw[:, :1])
     else:
-        weights = _weights(raw, samplings)
+        there = _there(logits, samplings, seeds, places, greedy)
+        weights = _weights(raw, there)
         cumulative = weights.cumsum(1)
-        tokens = _invert(cumulative, uniforms(seeds, places).to(logits.device))
+        tokens = _invert(cumulative, there.uniforms)
         behaviour = (weights.gather(1, tokens) / cumulative[:, -1:]).log_()
-        if bool(greedy.any()):
-            tokens[greedy] = raw[greedy].argmax(1, keepdim=True)
-            behaviour[greedy] = 0.0
-    return Draws(tokens[:, 0].tolist(), behaviour[:, 0].tolist(), raw.gather(1, tokens)[:, 0].tolist())
+        if greedy:
+            tokens[there.greedy] = raw[there.greedy].argmax(1, keepdim=True)
+            behaviour[there.greedy] = 0.0
+    drawn, *logprobs = down(tokens[:, 0], behaviour[:, 0], raw.gather(1, tokens)[:, 0])
+    return Draws(drawn.tolist(), *(some.tolist() for some in logprobs))
 
 
-def _weights(raw: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Unnormalised probabilities after temperature, top-k and top-p."""
+@dataclass(frozen=True, slots=True)
+class DrawParameters:
+    """What the rows are drawn with, on the device."""
+
+    uniforms: Tensor
+    temperatures: Tensor | None
+    """None: all are 1."""
+    greedy: Tensor
+    """The rows that are not drawn at all."""
+    limited: Tensor
+    """The rows that top-k or top-p limits, and for each of them these limits."""
+    top_k: Tensor
+    top_p: Tensor
+    most: int
+    """The largest top-k; 0: none has one."""
+
+
+def _there(
+    logits: Tensor, samplings: Sequence[Sampling], seeds: Sequence[int], places: Sequence[int], greedy: list[int]
+) -> DrawParameters:
+    """All in one crossing."""
+    vocabulary = logits.shape[1]
     temperatures = [s.temperature or 1.0 for s in samplings]
-    if any(t != 1.0 for t in temperatures):
-        scaled = raw / torch.tensor(temperatures, device=raw.device)[:, None]
+    limited = [row for row, s in enumerate(samplings) if s.temperature and (s.top_k or s.top_p < 1.0)]
+    top_k = [min(samplings[row].top_k or vocabulary, vocabulary) for row in limited]
+    top_p = [samplings[row].top_p if samplings[row].top_p < 1.0 else np.inf for row in limited]
+    uniform, heat, greedy_rows, limited_rows, k, p = up(
+        logits.device,
+        uniforms(seeds, places),
+        np.array(temperatures, np.float32),
+        np.array(greedy, np.int64),
+        np.array(limited, np.int64),
+        np.array(top_k, np.int64)[:, None],
+        np.array(top_p, np.float32)[:, None],
+    )
+    plain = all(t == 1.0 for t in temperatures)
+    most = max((samplings[row].top_k for row in limited), default=0)
+    return DrawParameters(uniform, None if plain else heat, greedy_rows, limited_rows, k, p, most)
+
+
+def _weights(raw: Tensor, there: DrawParameters) -> Tensor:
+    """Unnormalised probabilities after temperature, top-k and top-p."""
+    if there.temperatures is not None:
+        scaled = raw / there.temperatures[:, None]
         weights = (scaled - scaled.amax(1, keepdim=True)).exp_()
     else:
         weights = raw.exp()
-    limited = [row for row, s in enumerate(samplings) if s.temperature and (s.top_k or s.top_p < 1.0)]
-    if limited:
-        weights[limited] = _cut(weights[limited], [samplings[row] for row in limited])
+    if len(there.limited):
+        weights[there.limited] = _cut(weights[there.limited], there)
     return weights
 
 
-def _cut(weights: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def _cut(weights: Tensor, there: DrawParameters) -> Tensor:
     """Zero what top-k and then top-p leave out."""
-    vocabulary, device = weights.shape[1], weights.device
-    top_k = torch.tensor([min(s.top_k or vocabulary, vocabulary) for s in samplings], device=device)[:, None]
-    top_p = torch.tensor([s.top_p if s.top_p < 1.0 else float("inf") for s in samplings], device=device)[:, None]
-    guess = min(vocabulary, max(NUCLEUS_GUESS, *(s.top_k for s in samplings), 0))
-    floor = _floor(weights, top_k, top_p, guess)
+    vocabulary = weights.shape[1]
+    guess = min(vocabulary, max(NUCLEUS_GUESS, there.most))
+    floor = _floor(weights, there.top_k, there.top_p, guess)
     if floor is None:
-        floor = _floor(weights, top_k, top_p, vocabulary)
+        floor = _floor(weights, there.top_k, there.top_p, vocabulary)
     assert floor is not None
     return weights.masked_fill_(weights < floor, 0.0)
 
@@ -88,7 +128,7 @@ def _floor(weights: Tensor, top_k: Tensor, top_p: Tensor, candidates: int) -> Te
     mass = largest.sum(1, keepdim=True)
     unlimited = top_k > candidates
     wanted = top_p * torch.where(unlimited, weights.sum(1, keepdim=True), mass)
-    if bool((unlimited & (mass < wanted)).any()):
+    if candidates < weights.shape[1] and flag((unlimited & (mass < wanted)).any()):
         return None
     before = largest.cumsum(1) - largest
     kept = torch.minimum((before < wanted).sum(1, keepdim=True), top_k)
@@ -100,7 +140,7 @@ def _invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
 
 
-def uniforms(seeds: Sequence[int], places: Sequence[int]) -> Tensor:
+def uniforms(seeds: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
     """A number in [0, 1) per (seed, place), by splitmix64.
 
     23 bits, so that the float32 product with a total stays below that total.
@@ -108,7 +148,7 @@ def uniforms(seeds: Sequence[int], places: Sequence[int]) -> Tensor:
     with np.errstate(over="ignore"):
         state = _mix(np.array([seed & 0xFFFF_FFFF_FFFF_FFFF for seed in seeds], dtype=np.uint64))
         state = _mix(state + np.array(places, dtype=np.uint64))
-    return torch.from_numpy((state >> np.uint64(41)).astype(np.float32) * np.float32(2.0**-23))
+    return (state >> np.uint64(41)).astype(np.float32) * np.float32(2.0**-23)
 
 
 def _mix(state: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rollweave import crossing
+from rollweave.crossing import INTEGERS
 from rollweave.errors import ModelError
 from rollweave.policies.prepare import SUPPORTED
 from rollweave.weights.buckets import Into, RawTensor
@@ -47,9 +50,9 @@ class Architecture:
     qk_norm: bool
 
     @property
-    def kv_bytes(self) -> int:
-        """The size of the keys and values of one token in one layer."""
-        return 2 * self.kv_heads * self.head_dim * 4
+    def kv_numbers(self) -> int:
+        """How many numbers the keys and values of one token in one layer are."""
+        return 2 * self.kv_heads * self.head_dim
 
     @classmethod
     def of(cls, config: Any) -> Architecture:
@@ -92,37 +95,55 @@ def _unsupported(config: Any) -> str | None:
 
 def rope_table(rotary: Any, positions: int) -> Tensor:
     """The model's rotations per position as (scaled) unit complex numbers, [positions, head_dim / 2]."""
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * rotary.inv_freq
+    angles = torch.arange(positions, dtype=torch.float32, device=rotary.inv_freq.device)[:, None] * rotary.inv_freq
     return torch.complex(angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling)
 
 
 T = TypeVar("T")
+Empty = Callable[..., Tensor]
+"""Allocates a tensor of this shape."""
 
 
 class LayerWeights:
     """One decoder layer."""
 
-    def __init__(self, a: Architecture) -> None:
+    def __init__(self, a: Architecture, empty: Empty) -> None:
         rows = (a.heads + 2 * a.kv_heads) * a.head_dim
-        self.input_norm = torch.empty(a.hidden)
-        self.qkv = torch.empty(rows, a.hidden)
-        self.qkv_bias = torch.empty(rows) if a.qkv_bias else None
-        self.qk_norm = torch.empty(a.heads + a.kv_heads, a.head_dim) if a.qk_norm else None
-        self.output = torch.empty(a.hidden, a.heads * a.head_dim)
-        self.mlp_norm = torch.empty(a.hidden)
-        self.gate_up = torch.empty(2 * a.intermediate, a.hidden)
-        self.down = torch.empty(a.hidden, a.intermediate)
+        self.input_norm = empty(a.hidden)
+        self.qkv = empty(rows, a.hidden)
+        self.qkv_bias = empty(rows) if a.qkv_bias else None
+        self.qk_norm = empty(a.heads + a.kv_heads, a.head_dim) if a.qk_norm else None
+        self.output = empty(a.hidden, a.heads * a.head_dim)
+        self.mlp_norm = empty(a.hidden)
+        self.gate_up = empty(2 * a.intermediate, a.hidden)
+        self.down = empty(a.hidden, a.intermediate)
 
 
 class FusedWeights:
     """All weights of one policy version."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, device: torch.device, dtype: torch.dtype) -> None:
         a = self.architecture = architecture
-        self.embedding = torch.empty(a.vocabulary, a.hidden)
-        self.layers = [LayerWeights(a) for _ in range(a.layers)]
-        self.final_norm = torch.empty(a.hidden)
-        self.head = self.embedding if a.tied else torch.empty(a.vocabulary, a.hidden)
+        self.device, self.dtype = device, dtype
+        empty: Empty = partial(torch.empty, device=device, dtype=dtype)
+        self.embedding = empty(a.vocabulary, a.hidden)
+        self.layers = [LayerWeights(a, empty) for _ in range(a.layers)]
+        self.final_norm = empty(a.hidden)
+        self.head = self.embedding if a.tied else empty(a.vocabulary, a.hidden)
+
+    def another(self) -> FusedWeights:
+        """A set of the same kind, not filled yet."""
+        return FusedWeights(self.architecture, self.device, self.dtype)
+
+    @property
+    def kv_bytes(self) -> int:
+        """The size of the keys and values of one token in one layer."""
+        return self.architecture.kv_numbers * self.embedding.element_size()
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from (self.embedding, self.final_norm, self.head)
+        for layer in self.layers:
+            yield from (tensor for tensor in vars(layer).values() if tensor is not None)
 
     def load(self, fill: Callable[[Into], T]) -> T:
         """Fill every tensor: `fill` hands over the Hugging Face tensors, in any order; returns what it returns."""
@@ -191,14 +212,8 @@ class FusedTarget:
                 f"{self.name!r} came as {tensor.dtype}, but this engine computes in {dtype}: "
                 f"publish the weights in {dtype}"
             )
-        integer = INTEGERS[self.into.element_size()]
-        source = torch.from_numpy(tensor.data).view(integer).reshape(shape).numpy()
-        self.into.view(integer).numpy()[...] = _paired(source, self.paired) if self.paired else source
-
-
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-"""Weights are copied as integers of their size, because NumPy has no bfloat16, and by NumPy, which stays in its thread:
-threads that torch starts beside those of the engine make libgomp put all of them to sleep between operations."""
+        bits = tensor.data.view(INTEGERS[self.into.element_size()]).reshape(shape)
+        crossing.fill(self.into, _paired(bits, self.paired) if self.paired else bits)
 
 
 def _paired(source: NDArray[Any], head_dim: int) -> NDArray[Any]:

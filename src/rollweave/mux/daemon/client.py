@@ -90,6 +90,11 @@ def check_shareable(job: Job, path: Path) -> int:
             f"{path}: pipeline.type is {job.pipeline.type}, which uses both pools at once and leaves nothing to share: "
             "submit it with pipeline.type=sync+ (or run it alone with `rollweave train`)"
         )
+    if job.training.stream:
+        raise ConfigError(
+            f"{path}: training.stream trains while episodes are played, and so uses both pools at once: submit it with "
+            "training.stream=false (or run it alone with `rollweave train`)"
+        )
     if not isinstance(job.runtime, InlineRuntime):
         raise ConfigError(
             f"{path}: runtime.type is {job.runtime.type}; a submitted job is one process that moves between pools: "

@@ -36,7 +36,7 @@ def measured(scenario: Scenario, pool: Pool) -> Measured | None:
 def contention(scenario: Scenario, pool: Pool) -> Contention:
     """How much longer the pool takes, if it generates or trains while the other one is at work too."""
     found = measured(scenario, pool)
-    overlapped = scenario.pipeline.type in OVERLAPPED and pool.role != "colocated"
+    overlapped = (scenario.pipeline.type in OVERLAPPED or scenario.training.stream) and pool.role != "colocated"
     return found.contention if found and overlapped else Contention()
 
 

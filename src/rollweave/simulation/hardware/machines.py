@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from rollweave.simulation.hardware.prefill import PrefillEngine
 from rollweave.simulation.workloads.episode import Workload
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
-from rollweave.trajectory import Batch
+from rollweave.trajectory import Batch, Group
 from rollweave.weights.buckets import Fingerprint
 
 
@@ -38,14 +39,28 @@ class GpuTrainer:
         self._clock = clock
         self._costs = costs
         self._publish_seconds = publish_seconds
+        self._batch = Batch(0, [])
+        self._stream = False
         self.busy_seconds = 0.0
 
-    async def train_step(self, batch: Batch) -> Metrics:
-        batch.check()
-        seconds = self._costs.seconds(batch)
+    async def begin(self, step: int, stream: bool = False) -> None:
+        self._batch, self._stream = Batch(step, []), stream
+
+    async def accumulate(self, groups: Sequence[Group]) -> None:
+        part = Batch(self._batch.step, list(groups))
+        part.check()
+        self._batch.groups += part.groups
+        if self._stream:
+            await self._work(self._costs.seconds(part) - self._costs.of_lengths([]))
+
+    async def finish(self) -> Metrics:
+        batch = self._batch
+        await self._work(self._costs.of_lengths([]) if self._stream else self._costs.seconds(batch))
+        return {"tokens/trained": float(batch.sampled_tokens)}
+
+    async def _work(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
         self.busy_seconds += seconds
-        return {"tokens/trained": float(batch.sampled_tokens)}
 
     async def publish(self, version: int) -> Fingerprint:
         await self._clock.sleep(self._publish_seconds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +20,7 @@ from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.link import Lease, Packet, Report
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
-from rollweave.trajectory import ENDLESS, Batch, Outcome, Span, Trajectory, Transform, Turn, repeat_item
+from rollweave.trajectory import ENDLESS, Group, Outcome, Span, Trajectory, Transform, Turn, repeat_item
 from rollweave.weights.buckets import Fingerprint
 
 RECORDED = "recorded"
@@ -50,9 +50,16 @@ class RecordedClock(Clock):
 class RecordedTrainer:
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
+        self._step = 0
 
-    async def train_step(self, batch: Batch) -> Metrics:
-        await self._gates[f"train {batch.step}"].wait()
+    async def begin(self, step: int, stream: bool = False) -> None:
+        self._step = step
+
+    async def accumulate(self, groups: Sequence[Group]) -> None:
+        pass
+
+    async def finish(self) -> Metrics:
+        await self._gates[f"train {self._step}"].wait()
         return {}
 
     async def publish(self, version: int) -> Fingerprint:
@@ -75,7 +82,7 @@ class RecordedEngine:
         self._stats = EngineStats()
         self._next_row = first_step
 
-    async def suspend(self) -> None:
+    async def suspend(self, asleep: bool = False) -> None:
         self._suspensions += 1
 
     async def resume(self) -> None:
