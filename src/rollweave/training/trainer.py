@@ -244,8 +244,8 @@ class TorchTrainer:
                 row.before = parts[0][place].tolist()
                 row.values = parts[1][place].tolist() if values is not None else None
         for known in self.ranks.gathered([(row.before, row.values) for row in rows]):
-            for row, (before, values) in zip(rows, known, strict=True):
-                row.before, row.values = before or row.before, values or row.values
+            for row, (logprobs_before, values_before) in zip(rows, known, strict=True):
+                row.before, row.values = logprobs_before or row.before, values_before or row.values
 
     def _backward(self, micro: MicroBatch, record: StepRecord, before_update: bool) -> None:
         """Run one pass forward and backward. Gradients of the passes add up to those of the mini-batch.
