@@ -1,8 +1,8 @@
-"""DeviceGuard: refuses every operation on mixed devices or mixed kinds of floats, and every crossing outside `crossing`.
+"""DeviceGuard: refuses every operation on mixed devices or mixed kinds of floats, and crossings outside `crossing`.
 
-The `meta` device computes shapes only, so whole steps of trainer and engine run on it without a GPU. By itself it lets a
-CPU index into `gather`, `embedding` or `index`, and a CPU matrix into `matmul`; on a GPU those fail. This mode sees every
-operation, also those of a backward pass, and looks at all arguments.
+The `meta` device computes shapes only, so whole steps of trainer and engine run on it without a GPU. By itself it lets
+a CPU index into `gather`, `embedding` or `index`, and a CPU matrix into `matmul`; on a GPU those fail. This mode sees
+every operation, also those of a backward pass, and looks at all arguments.
 """
 
 from __future__ import annotations

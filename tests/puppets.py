@@ -86,7 +86,7 @@ class PuppetEngine(Puppet):
             raise ValueError(f"version {version} is not prepared")
         self.version, self.staged = version, None
 
-    async def suspend(self) -> None:
+    async def suspend(self, asleep: bool = False) -> None:
         self.suspensions += 1
 
     async def resume(self) -> None:

@@ -55,7 +55,7 @@ class NullEngine:
     def release(self, trajectory: str) -> None:
         pass
 
-    async def suspend(self) -> None:
+    async def suspend(self, asleep: bool = False) -> None:
         pass
 
     async def resume(self) -> None:

@@ -4,8 +4,9 @@ On a GPU a crossing costs far more than the few bytes it carries: `down` also wa
 computed. So callers put what crosses together into one call. Engine, trainer, losses and weight loading make no tensor
 of values that lie in main memory, and read none from the device, but through these functions.
 
-On the CPU nothing moves: tensors and arrays share their memory. On the `meta` device tensors have no values. There `down`
-hands back made-up ones (0, 1.0, False), so that tests can run every line without a GPU (tests/test_device.py).
+On the CPU nothing moves: tensors and arrays share their memory. On the `meta` device tensors have no values. There
+`down` hands back made-up ones (0, 1.0, False), so that tests can run every line without a GPU
+(tests/test_device.py).
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def find_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # an unknown name; a build of torch without it; no such device
         raise ConfigError(
-            f"device: {name} cannot be used here ({str(error).splitlines()[0]}): set device to auto or cpu, or install the "
-            "build of torch that supports it"
+            f"device: {name} cannot be used here ({str(error).splitlines()[0]}): set device to auto or cpu, or "
+            "install the build of torch that supports it"
         ) from error
     return device
 
@@ -128,7 +129,7 @@ INTEGERS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 """Weights and KV caches cross as integers of their size, because NumPy has no bfloat16."""
 
 
-def raw(tensor: Tensor) -> Array:
+def bits(tensor: Tensor) -> Array:
     """The bits of a tensor as integers of its item size; on the CPU a view where it is contiguous."""
     integers: Any = INTEGERS[tensor.element_size()]
     CROSSINGS.down += 1
@@ -136,22 +137,23 @@ def raw(tensor: Tensor) -> Array:
         return np.zeros(tuple(tensor.shape), integers)
     with _crossing():
         there = tensor.detach().cpu().contiguous()
-    return there.reshape(-1).view(torch.uint8).numpy().view(integers).reshape(tuple(tensor.shape))
+    found: Array = there.reshape(-1).view(torch.uint8).numpy().view(integers)
+    return found.reshape(tuple(tensor.shape))
 
 
-def fill(into: Tensor, bits: Array) -> None:
-    """Copy bits, as `raw` gives them, into a tensor; a smaller array is repeated.
+def fill(into: Tensor, array: Array) -> None:
+    """Copy what `bits` gave into a tensor; a smaller array is repeated.
 
     On the CPU by NumPy, which stays in its thread: threads that torch starts beside those of an engine make libgomp put
     all of them to sleep between operations.
     """
     CROSSINGS.up += 1
-    as_integers = into.view(_torch_type(bits))
+    as_integers = into.view(_torch_type(array))
     if into.device.type == "cpu":
-        as_integers.numpy()[...] = bits
+        as_integers.numpy()[...] = array
         return
     with _crossing():
-        as_integers.copy_(torch.from_numpy(np.ascontiguousarray(bits)))
+        as_integers.copy_(torch.from_numpy(np.ascontiguousarray(array)))
 
 
 def move(module: torch.nn.Module, device: torch.device) -> None:

@@ -176,7 +176,7 @@ class SimulatedEngine(ModelledEngine):
     def release(self, trajectory: str) -> None:
         self._caches.pop(trajectory, None)
 
-    async def suspend(self) -> None:
+    async def suspend(self, asleep: bool = False) -> None:
         self._check_alive()
         self._stand_still()
         self._suspensions += 1

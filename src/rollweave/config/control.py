@@ -221,6 +221,8 @@ class ControlConfig(Section):
     weights: WeightsConfig = WeightsConfig()
     stream: bool = False
     """Groups go to the trainer as they become final, not when the batch is complete."""
+    sleep: bool = False
+    """Engines that stand still because it is not their turn give their memory on the device back."""
     evaluation: EvaluationConfig = EvaluationConfig(every=0)
     checkpoint: CheckpointConfig = CheckpointConfig(every=0)
     try_alone: str = "rollweave env check"

@@ -21,6 +21,8 @@ from rollweave.config.control import (
     PipelineConfig,
     RollArtPipeline,
     RolloutConfig,
+    SyncPipeline,
+    SyncPlusPipeline,
     WeightsConfig,
 )
 from rollweave.config.engines import EngineConfig, TorchEngineConfig, VllmEngineConfig
@@ -183,6 +185,13 @@ class Job(Section):
     environment: EnvironmentConfig
     rewards: tuple[RewardConfig, ...] = ()
     rollout: RolloutConfig = RolloutConfig()
+    device: str = "auto"
+    """What engine and trainer compute on, as torch calls it: `cpu`, `cuda`, `cuda:1` ... `auto`: a GPU if torch sees
+    one, else the CPU. GPUs are untested."""
+    sleep: bool = False
+    """Where engines and trainer take turns (`runtime.placement: colocated`, pools of role `colocated`, `rollweave
+    submit`), they also take turns in the device's memory: outside its turn the trainer's weights and moments and the
+    engines' weights lie in main memory, and KV caches are freed. For GPUs that cannot hold both."""
     engine: EngineConfig = TorchEngineConfig()
     training: TrainingConfig = TrainingConfig()
     pipeline: PipelineConfig = RollArtPipeline(type="rollart")
@@ -206,6 +215,7 @@ class Job(Section):
             pipeline=self.pipeline,
             weights=self.weights,
             stream=self.training.stream,
+            sleep=self.sleep,
             evaluation=self.evaluation,
             checkpoint=self.checkpoint,
             try_alone=self._check_command(),
@@ -220,6 +230,7 @@ class Job(Section):
     def _check_contradictions(self) -> Job:
         self._check_layout()
         self._check_stream()
+        self._check_sleep()
         if isinstance(self.engine, VllmEngineConfig):
             self._check_vllm()
         if self.pipeline.alpha > 0 and self.training.ignores_staleness:
@@ -251,6 +262,24 @@ class Job(Section):
         if self.cluster is not None:
             return bool(self.cluster.of_role("colocated"))
         return isinstance(self.runtime, RayRuntime) and self.runtime.placement == "colocated"
+
+    def _check_sleep(self) -> None:
+        if not self.sleep:
+            return
+        alternates = isinstance(self.pipeline, SyncPipeline | SyncPlusPipeline) and isinstance(
+            self.runtime, InlineRuntime
+        )
+        if not self._takes_turns and not alternates:
+            raise ValueError(
+                "sleep is for engines and trainers that take turns on one device, but here each has its own: remove "
+                "sleep, or set runtime.placement=colocated"
+            )
+        if isinstance(self.engine, VllmEngineConfig):
+            raise ValueError("sleep needs engine.type=torch: vLLM keeps its own memory; remove sleep")
+        if self.training.ranks not in (None, 1):
+            raise ValueError("sleep works with a single rank today: remove sleep, or set training.ranks=1")
+        if self.training.stream:
+            raise ValueError(TURNS_REFUSE_STREAM)
 
     def _check_task_names(self) -> None:
         """Refuse a reward for tasks that the job does not have."""

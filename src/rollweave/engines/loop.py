@@ -89,6 +89,8 @@ class EngineLoop:
         self._commands: list[Callable[[], None]] = []  # what has been asked for during that step
         self._preparing = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._awake = asyncio.Event()  # whether the engine has its place in the device's memory
+        self._awake.set()
         self._between_steps = asyncio.Event()
 
     async def run(self) -> None:
@@ -202,22 +204,33 @@ class EngineLoop:
         self._between(lambda: None if result.done() else result.set_result(command()))
         return await result
 
-    async def suspend(self) -> None:
+    async def suspend(self, asleep: bool = False) -> None:
         self._suspensions += 1
         self._wake.set()
         await self._between_steps.wait()
+        if asleep and self._awake.is_set():
+            async with self._preparing:  # what is being prepared needs the device's memory
+                self._awake.clear()
+                self._core.sleep()
 
     async def resume(self) -> None:
         self._suspensions -= 1
         if not self._suspensions:
+            if not self._awake.is_set():
+                self._core.wake()
+                self._awake.set()
             self._between_steps.clear()
             self._wake.set()
 
     async def prepare(self, version: int) -> Fingerprint:
-        async with self._preparing:  # there is one spare set of weights to fill
-            return await self._background(lambda: self._core.prepare(partial(self._store.pull, version)))
+        while True:
+            await self._awake.wait()
+            async with self._preparing:  # there is one spare set of weights to fill
+                if self._awake.is_set():
+                    return await self._background(lambda: self._core.prepare(partial(self._store.pull, version)))
 
     async def commit(self, version: int) -> None:
+        await self._awake.wait()
         self._core.commit(version)
 
     async def stats(self) -> EngineStats:

@@ -154,7 +154,7 @@ class ServerEngine:
     async def stats(self) -> EngineStats:
         return self._stats
 
-    async def suspend(self) -> None:
+    async def suspend(self, asleep: bool = False) -> None:
         self._refuse()
 
     async def resume(self) -> None:

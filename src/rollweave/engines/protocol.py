@@ -184,8 +184,12 @@ class EngineClient(Protocol):
 class EngineControl(Protocol):
     """An engine as the driver sees it. An engine that is gone raises `EngineGone` from every call."""
 
-    async def suspend(self) -> None:
-        """Returns once no step is running and none will start. It nests: each `suspend` wants its `resume`."""
+    async def suspend(self, asleep: bool = False) -> None:
+        """Returns once no step is running and none will start. It nests: each `suspend` wants its `resume`.
+
+        `asleep`: until the last `resume` it also gives back its memory on the device. Then it holds no KV cache, and
+        prepares and commits nothing. An engine whose memory no other worker wants may ignore it.
+        """
         ...
 
     async def resume(self) -> None: ...
@@ -254,6 +258,12 @@ class SteppedEngine(Protocol):
     def kv_rows(self, ask: KvAsk) -> KvRows | None:
         """A copy of what is here of it; None if nothing is."""
         ...
+
+    def sleep(self) -> None:
+        """Between two steps: give back the memory on the device. Until `wake` nothing is asked of it."""
+        ...
+
+    def wake(self) -> None: ...
 
     def prepare(self, pull: Pull) -> Fingerprint:
         """Stage the weights of a version; returns what `pull` says of it. The one call that may run beside a step."""

@@ -1,9 +1,17 @@
-"""Colocated placement: engines and trainer take turns on the same cores or GPUs."""
+"""Colocated placement: engines and trainer take turns on the same cores or GPUs.
+
+With `sleep` they also take turns in the device's memory. The trainer's turn then lasts until its new weights are in the
+store: if it ended with the step, both would have to be there when the weights are pushed.
+
+    engines   |= awake ====|  asleep ............|= awake ===
+    trainer   asleep ......|= finish =|= publish =| asleep ...
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollweave.fleet.fleet import Fleet
@@ -19,6 +27,9 @@ class AlternatingTrainer:
 
     trainer: Trainer
     fleet: Fleet
+    sleep: bool = False
+    _turn: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """With `sleep`: between the end of a step and that of its publishing."""
 
     async def begin(self, step: int, stream: bool = False) -> None:
         await self.trainer.begin(step, stream)
@@ -28,14 +39,28 @@ class AlternatingTrainer:
         await self.trainer.accumulate(groups)
 
     async def finish(self) -> Metrics:
+        if self.sleep:
+            await self._turn.enter_async_context(self.fleet.standing(asleep=True))
+            return await self.trainer.finish()
         async with self.fleet.standing():
             return await self.trainer.finish()
 
     async def publish(self, version: int) -> Fingerprint:
-        return await self.trainer.publish(version)
+        async with self._alone(), self._turn:
+            return await self.trainer.publish(version)
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
-        await self.trainer.save(folder, driver)
+        async with self._alone():
+            await self.trainer.save(folder, driver)
 
     async def load(self, folder: Path) -> None:
-        await self.trainer.load(folder)
+        async with self._alone():
+            await self.trainer.load(folder)
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Around what wakes the trainer: with `sleep` the engines sleep meanwhile."""
+        async with AsyncExitStack() as turn:
+            if self.sleep:
+                await turn.enter_async_context(self.fleet.standing(asleep=True))
+            yield

@@ -289,6 +289,7 @@ class Fleet:
         self._left = asyncio.Event()
         """A trajectory has left an engine."""
         self._standing = 0
+        self._asleep = 0
 
     def listen(self, recorder: Emitter) -> None:
         """From now on changes are events; first the engines that are there."""
@@ -466,14 +467,19 @@ class Fleet:
     # ------------------------------------------------------------------------------------------------- all of them
 
     @asynccontextmanager
-    async def standing(self) -> AsyncIterator[None]:
-        """Inside, the engines stand still, one that joins meanwhile too. It nests."""
+    async def standing(self, asleep: bool = False) -> AsyncIterator[None]:
+        """Inside, the engines stand still, one that joins meanwhile too. It nests.
+
+        `asleep`: they also give their memory on the device back meanwhile.
+        """
         self._standing += 1
+        self._asleep += asleep
         try:
             await asyncio.gather(*(self.match_standing(entry) for entry in self.living()))
             yield
         finally:
             self._standing -= 1
+            self._asleep -= asleep
             await asyncio.gather(*(self.match_standing(entry) for entry in self.living()))
 
     async def match_standing(self, entry: EngineEntry) -> None:
@@ -483,7 +489,7 @@ class Fleet:
                 if entry.suspensions < self._standing:
                     entry.suspensions += 1
                     with self.name_wait(f"{entry.id} to end its step and stand still"):
-                        await entry.control.suspend()
+                        await entry.control.suspend(self._asleep > 0)
                 else:
                     entry.suspensions -= 1
                     with self.name_wait(f"{entry.id} to go on"):

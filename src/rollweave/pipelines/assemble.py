@@ -99,7 +99,7 @@ def assemble(
         Feed(scheduler, trainer, journal, recorder, control.stream),
         weights,
         journal,
-        PermitGate(permits, fleet, evaluation, journal, tail),
+        PermitGate(permits, fleet, evaluation, journal, tail, control.sleep),
         evaluation,
         Checkpoints(checkpoints, control.checkpoint, scheduler, trainer, weights, state, recorder),
         state,

@@ -1,8 +1,9 @@
 """Permits: the right to use a pool for one phase, for jobs that share pools with others.
 
 A pipeline asks before each phase. Under the daemon (`rollweave submit`) the daemon says when: asking for the next
-permit hands the last one back, so that a job never computes without one. While a job waits, all that it needs stays
-resident in its process: the next phase starts warm.
+permit hands the last one back, so that a job never computes without one. While a job waits, all that it needs stays in
+its process, so that the next phase starts warm: on the device or, with `sleep`, in main memory (see
+`fleet/colocated.py`).
 
 Tail: the last answers of a batch move together, and another job gets the other rollout nodes.
 
@@ -106,6 +107,8 @@ class PermitGate:
     journal: Journal
     tail: Tail | None
     """Of jobs with several rollout nodes that others may wait for."""
+    sleep: bool = False
+    """Whether the engines also give their memory on the device back outside their turn."""
     _standing: AsyncExitStack | None = None
     """The engines stand still, because it is not their turn."""
     _partly: bool = False
@@ -119,7 +122,7 @@ class PermitGate:
         await self.evaluation.settle()
         if self._standing is None:
             self._standing = AsyncExitStack()
-            await self._standing.enter_async_context(self.fleet.standing())
+            await self._standing.enter_async_context(self.fleet.standing(asleep=self.sleep))
         with self.journal.phase("permit", step):
             nodes = await self.source.take(pool, step, tokens, partly and self.tail is not None)
         if pool == "rollout":

@@ -57,6 +57,7 @@ class Blueprint:
 
     def engine(self) -> TorchEngine:
         """The embedded engine, also of a job whose engines are others."""
+        from rollweave.crossing import find_device
         from rollweave.engines.torch.engine import TorchEngine
 
         return TorchEngine.from_folder(
@@ -65,6 +66,7 @@ class Blueprint:
             prefill_tokens=self.job.engine.prefill_tokens,
             max_context=self.job.rollout.max_context,
             in_flight=self.job.pipeline.in_flight,
+            device=find_device(self.job.device),
         )
 
     async def start_engine(
@@ -106,10 +108,12 @@ class Blueprint:
 
     def trainer(self, ranks: Ranks | None = None) -> TorchTrainer:
         """The trainer, or this rank of it."""
+        from rollweave.crossing import find_device
         from rollweave.training.ranks import ALONE
         from rollweave.training.trainer import TorchTrainer
 
-        return TorchTrainer(self.policy, self.job.training, self.job.seed, ranks or ALONE)
+        device = find_device(self.job.device)
+        return TorchTrainer(self.policy, self.job.training, self.job.seed, ranks or ALONE, device, self.job.sleep)
 
     def stage(self, proxy: LLMProxy, clock: Clock, dialogue: Dialogue | None = None) -> Stage:
         """All that a host needs; the dialogue is the policy's own, unless another is given."""

@@ -90,7 +90,7 @@ async def start_ray(
                     watching.append(nodes.watch())
                 running = [tasks.create_task(work) for work in watching]
                 client = _trainer_client(trainer, crew, blueprint)
-                yield AlternatingTrainer(client, fleet) if places.colocated else client
+                yield AlternatingTrainer(client, fleet, blueprint.job.sleep) if places.colocated else client
                 for task in running:
                     task.cancel()
                 team.stop()

@@ -251,8 +251,8 @@ class RayEngineControl:
     worker: WorkerHandle
     reachable: WhileReachable
 
-    async def suspend(self) -> None:
-        await self._call("suspend")
+    async def suspend(self, asleep: bool = False) -> None:
+        await self._call("suspend", asleep)
 
     async def resume(self) -> None:
         await self._call("resume")

@@ -224,5 +224,5 @@ def _micro_batch(
         if all(getattr(row, name) is not None for row in rows):
             arrays[name] = flat(name)
     there: dict[str, Any] = dict(zip(arrays, up(device, *arrays.values()), strict=True))
-    missing = {name: None for name in ("positions", "before", "values", "returns") if name not in there}
-    return MicroBatch(members=rows, versions=flat("versions", INDEX), **there, **missing)
+    there |= {name: None for name in ("positions", "before", "values", "returns") if name not in there}
+    return MicroBatch(members=rows, versions=flat("versions", INDEX), **there)

@@ -30,6 +30,7 @@ from torch import Tensor
 from rollweave.config.training import GAEAdvantage, TrainingConfig
 from rollweave.crossing import CPU, down, move, scalar, up
 from rollweave.errors import ConfigError, RunFolderError
+from rollweave.policies.asleep import Asleep, resident_bytes
 from rollweave.policies.forward import load_model, save_model
 from rollweave.seeds import generator
 from rollweave.training import checkpoint
@@ -75,8 +76,15 @@ class TorchTrainer:
     """Trains the policy in `folder`, which is also the KL reference for the whole run, also after a `load`."""
 
     def __init__(
-        self, folder: Path, config: TrainingConfig, seed: int, ranks: Ranks = ALONE, device: torch.device = CPU
+        self,
+        folder: Path,
+        config: TrainingConfig,
+        seed: int,
+        ranks: Ranks = ALONE,
+        device: torch.device = CPU,
+        sleeps: bool = False,
     ) -> None:
+        """`sleeps`: it takes memory on the device only from `finish` to the end of `publish`, and while it saves."""
         from transformers import AutoTokenizer
 
         self.folder = folder
@@ -84,11 +92,14 @@ class TorchTrainer:
         self.seed = seed
         self.ranks = ranks
         self.device = device
+        self.sleeps = sleeps
+        self._asleep: Asleep | None = None
         self.version = 0
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.reference = self._reference() if config.loss.kl_coefficient > 0 else None
         self._step: OpenStep | None = None
         self._install(self._loaded(folder))
+        self._rest()
 
     # ------------------------------------------------------------------------------------------ one step
 
@@ -127,6 +138,7 @@ class TorchTrainer:
 
     def finish(self) -> Metrics:
         """Make the updates of the step, all its mini-batches: version n becomes n + 1."""
+        self.wake()
         step = self._opened()
         batch = Batch(step.number, list(step.groups.values()))
         if not batch.groups:
@@ -308,6 +320,36 @@ class TorchTrainer:
         if metrics["offpolicy/uncorrected"]:
             log.warning("step %d: stale data, but every ratio is 1: trained as if on-policy", self.version)
 
+    # ------------------------------------------------------------------------------------- the device's memory
+
+    def wake(self) -> None:
+        """Bring back to the device what is asleep, if anything is."""
+        if self._asleep is not None:
+            self._asleep.wake()
+            self._asleep = None
+            self._make_gradients()
+
+    def _rest(self) -> None:
+        """Between two steps, when gradients are 0: weights and moments to main memory."""
+        if self.sleeps and self._asleep is None:
+            for parameter in self.parameters:
+                parameter.grad = None
+            self._asleep = Asleep(self._held())
+
+    def resident_bytes(self) -> int:
+        """Of weights, gradients and moments, on the device."""
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        return resident_bytes([*self._held(), *gradients])
+
+    def _held(self) -> list[Tensor]:
+        policies = [self.policy] if self.reference is None else [self.policy, self.reference]
+        states = [one for state in self.optimizer.state.values() for one in state.values() if one.dim()]
+        return [*(one for policy in policies for one in (*policy.parameters(), *policy.buffers())), *states]
+
+    def _make_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+
     # --------------------------------------------------------------------------------- weights and checkpoints
 
     def weights(self) -> WholeWeights:
@@ -332,16 +374,20 @@ class TorchTrainer:
     def publish(self, version: int, store: WeightStore) -> Fingerprint:
         """Push the current weights to the store, and say how they score the probe. Only rank 0 pushes, and knows the
         digests."""
+        self.wake()
         self.ranks.agree(f"version {version} is published", version=self.version)
         weights = self._to_publish()
         pushed = self.ranks.led(lambda: store.push(version, weights), weights.make)
-        return replace(pushed or Fingerprint(version, ""), probe=self.probe())
+        probe = self.probe()
+        self._rest()
+        return replace(pushed or Fingerprint(version, ""), probe=probe)
 
     def save(self, folder: Path, driver: checkpoint.DriverFiles = checkpoint.NO_DRIVER) -> None:
         """Write a checkpoint, completely or not at all; `driver` is the control plane's part of it.
 
         First every rank writes its part into a folder that rank 0 has made; then rank 0 adds the rest and gives the
         folder its name."""
+        self.wake()
         self.ranks.agree(f"checkpoint {folder.name}", version=self.version)
         weights = self.weights()
 
@@ -352,6 +398,7 @@ class TorchTrainer:
                 weights.make(order)
 
         self.ranks.led(lambda: checkpoint.write(folder, lambda new: self._fill(new, weights), driver), follow)
+        self._rest()
 
     def _fill(self, folder: Path, weights: WholeWeights) -> None:
         self.ranks.tell(folder)
@@ -371,12 +418,14 @@ class TorchTrainer:
         ranks make it."""
         version, found = read_note(folder)["version"], names_of_parts(folder)
         self._check_parts(folder, found)
+        self.wake()
         self._install(self._loaded(folder if self.config.lora is None else self.folder))
         if any(name.startswith("optimizer.") for name in found):
             make_moments(self.policy, self.optimizer)
         read_parts(folder, self._kept(), self.ranks)
         self.version = version
         self._step = None
+        self._rest()
 
     def _check_parts(self, folder: Path, found: set[str]) -> None:
         for mark, what, key in (
@@ -400,8 +449,7 @@ class TorchTrainer:
         modules = [model] if self.head is None else [model, self.head]
         trained = [[one for one in module.parameters() if one.requires_grad] for module in modules]
         self.parameters: list[Tensor] = [parameter for some in trained for parameter in some]
-        for parameter in self.parameters:
-            parameter.grad = torch.zeros_like(parameter)
+        self._make_gradients()
         self.optimizer = torch.optim.AdamW(
             [{"params": some} for some in trained],
             lr=self.config.learning_rate,

@@ -49,9 +49,9 @@ class RawTensor:
         """Of a torch tensor or a NumPy array: a view of its bytes where they are contiguous, else a copy."""
         if isinstance(tensor, np.ndarray):
             return cls(str(tensor.dtype), tensor.shape, np.ascontiguousarray(tensor).reshape(-1).view(np.uint8))
-        from rollweave.crossing import raw
+        from rollweave.crossing import bits
 
-        data: Bytes = raw(tensor).reshape(-1).view(np.uint8)
+        data: Bytes = bits(tensor).reshape(-1).view(np.uint8)
         return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
 
 

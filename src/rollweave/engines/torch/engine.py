@@ -34,13 +34,14 @@ import numpy as np
 import torch
 
 from rollweave.config.control import InFlight
-from rollweave.crossing import CPU, down, fill, raw, up
+from rollweave.crossing import CPU, bits, down, fill, up
 from rollweave.engines.protocol import Completion, EngineStats, Finish, KvAsk, KvRows, Pull, Request
 from rollweave.engines.torch.model import Chunk, forward, kv_cache
 from rollweave.engines.torch.sampling import Decoder, draw, finish_of, text_of
 from rollweave.engines.torch.step_time import StepTime
 from rollweave.engines.torch.weights import Architecture, FusedWeights, rope_table
 from rollweave.errors import ModelError
+from rollweave.policies.asleep import Asleep, resident_bytes
 from rollweave.policies.forward import load_model
 from rollweave.trajectory import Span, TokenBuffer, TokenIds, Transform, logprob_array, token_ids
 from rollweave.weights.buckets import Fingerprint, Into, RawTensor, checksum
@@ -253,6 +254,8 @@ class TorchEngine:
         self._running: dict[str, Sequence] = {}
         self._expecting: dict[str, Sequence] = {}  # what a prefill engine has of them is on its way
         self._staged: Fingerprint | None = None
+        self._asleep: Asleep | None = None
+        self._slots = slots
         with torch.inference_mode():
             self._weights = FusedWeights(architecture, device, model.dtype)
             self._weights.load(partial(_hand_over, tensors))
@@ -330,8 +333,33 @@ class TorchEngine:
         context = self._table.find(ask.trajectory)
         if context is None or (end := context.shares(ask.tokens)) <= ask.start:
             return None
-        rows = raw(torch.stack([layer[context.slot, :, ask.start : end] for layer in self._cache]))
+        rows = bits(torch.stack([layer[context.slot, :, ask.start : end] for layer in self._cache]))
         return KvRows(ask.start, context.kv_version, rows)
+
+    @torch.inference_mode()
+    def sleep(self) -> None:
+        """Between two steps: weights go to main memory, KV caches are freed and computed again later."""
+        assert self._asleep is None, "it sleeps already"
+        if self._staged is None:
+            self._spare = None
+        self._table.invalidate()
+        self._cache = []
+        self._asleep = Asleep(self._held())
+
+    @torch.inference_mode()
+    def wake(self) -> None:
+        assert self._asleep is not None, "it is awake"
+        self._asleep.wake()
+        self._asleep = None
+        self._cache = kv_cache(self._weights, self._slots, self.max_context)
+
+    def resident_bytes(self) -> int:
+        """Of weights and KV caches, on the device."""
+        return resident_bytes(self._held())
+
+    def _held(self) -> list[torch.Tensor]:
+        sets = [self._weights] if self._spare is None else [self._weights, self._spare]
+        return [*self._cache, *(tensor for one in sets for tensor in one.tensors())]
 
     @torch.inference_mode()
     def prepare(self, pull: Pull) -> Fingerprint:

@@ -132,7 +132,7 @@ class AttentionSpec:
 
 
 def place(plan: AttentionPlan, tokens: TokenIds, rows: list[int], like: Tensor) -> tuple[AttentionSpec, Tensor, Tensor]:
-    """Bring all that a step needs to the device of `like`, in one crossing: the plan, the tokens, the rows to sample."""
+    """Bring what a step needs to the device of `like`, in one crossing: the plan, the tokens, the rows to sample."""
     numbers = [tokens.astype(np.int64), np.array(rows, np.int64), plan.slots, plan.positions]
     numbers += [array for one in plan.ranges for array in (one.rows, one.lengths) if array is not None]
     there = iter(up(like.device, *numbers))

@@ -81,7 +81,7 @@ def _there(
     limited = [row for row, s in enumerate(samplings) if s.temperature and (s.top_k or s.top_p < 1.0)]
     top_k = [min(samplings[row].top_k or vocabulary, vocabulary) for row in limited]
     top_p = [samplings[row].top_p if samplings[row].top_p < 1.0 else np.inf for row in limited]
-    uniform, heat, *limits = up(
+    uniform, heat, greedy_rows, limited_rows, k, p = up(
         logits.device,
         uniforms(seeds, places),
         np.array(temperatures, np.float32),
@@ -92,7 +92,7 @@ def _there(
     )
     plain = all(t == 1.0 for t in temperatures)
     most = max((samplings[row].top_k for row in limited), default=0)
-    return DrawParameters(uniform, None if plain else heat, *limits, most)
+    return DrawParameters(uniform, None if plain else heat, greedy_rows, limited_rows, k, p, most)
 
 
 def _weights(raw: Tensor, there: DrawParameters) -> Tensor:

@@ -140,6 +140,11 @@ class FusedWeights:
         """The size of the keys and values of one token in one layer."""
         return self.architecture.kv_numbers * self.embedding.element_size()
 
+    def tensors(self) -> Iterator[Tensor]:
+        yield from (self.embedding, self.final_norm, self.head)
+        for layer in self.layers:
+            yield from (tensor for tensor in vars(layer).values() if tensor is not None)
+
     def load(self, fill: Callable[[Into], T]) -> T:
         """Fill every tensor: `fill` hands over the Hugging Face tensors, in any order; returns what it returns."""
         missing = {place.name: place for place in self._places()}

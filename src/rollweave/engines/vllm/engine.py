@@ -302,7 +302,7 @@ class VllmEngine:
 
     # ------------------------------------------------------------------------------------------------------ control
 
-    async def suspend(self) -> None:
+    async def suspend(self, asleep: bool = False) -> None:
         self._check_alive()
         self._suspensions += 1
         await self._break_off()

@@ -87,7 +87,7 @@ class GpuEngine(ModelledEngine):
     def release(self, trajectory: str) -> None:
         self._batch.caches.take(trajectory)
 
-    async def suspend(self) -> None:
+    async def suspend(self, asleep: bool = False) -> None:
         """The step under way ends first."""
         self._check_alive()
         stood = self._standing

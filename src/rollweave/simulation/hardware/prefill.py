@@ -65,7 +65,7 @@ class PrefillEngine(ModelledEngine):
     def release(self, trajectory: str) -> None:
         self._caches.pop(trajectory, None)
 
-    async def suspend(self) -> None:
+    async def suspend(self, asleep: bool = False) -> None:
         """The context that is being computed is finished first."""
         self._check_alive()
         self._suspensions += 1

@@ -82,7 +82,7 @@ class RecordedEngine:
         self._stats = EngineStats()
         self._next_row = first_step
 
-    async def suspend(self) -> None:
+    async def suspend(self, asleep: bool = False) -> None:
         self._suspensions += 1
 
     async def resume(self) -> None:
