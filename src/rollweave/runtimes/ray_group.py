@@ -54,9 +54,10 @@ class RankWorker(TrainerWorker):
         return self._meeting.port
 
     def ready_at(self, port: int) -> Pid:
+        from rollweave.crossing import find_device
         from rollweave.training.ranks import join, leave
 
-        device = "cpu"
+        device = find_device(self._blueprint.job.device).type
         if self._rank == 0:
             ranks = self._meeting.join(self._size, self._seconds, device)
         else:

@@ -119,6 +119,8 @@ def _joined(store: Any, rank: int, size: int, seconds: float, device: str) -> Ra
     if any(name == "lo" for _, name in socket.if_nameindex()):
         # By default gloo takes the address that the machine's name stands for, which in a container may be none.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if device == "cuda":
+        torch.cuda.set_device(rank)  # untested on GPU: a rank for each GPU of the machine
     backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:nccl"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_patience(seconds))
     return Ranks(rank, size)

@@ -33,7 +33,7 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> No
     Raises OSError on every rank if one could not write."""
     try:
         with _quietly():
-            save(dict(tensors), storage_writer=FileSystemWriter(folder / PARTS), no_dist=ranks.alone)
+            save(dict(tensors), storage_writer=_Writer(folder / PARTS), no_dist=ranks.alone)
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         where = "" if ranks.alone else f" (rank {rank})"
@@ -50,6 +50,18 @@ def read_parts(folder: Path, into: Mapping[str, Tensor], ranks: Ranks) -> None:
         raise RunFolderError(
             f"{folder / PARTS} cannot be read: {_reason(cause)}; resume from an earlier checkpoint"
         ) from cause
+
+
+class _Writer(FileSystemWriter):
+    def write_data(self, *arguments: Any) -> Any:
+        """A full disk is an OSError, also where torch stumbles over it once more while it closes the file."""
+        try:
+            return super().write_data(*arguments)
+        except RuntimeError as error:
+            first: BaseException | None = error
+            while first is not None and not isinstance(first, OSError):
+                first = first.__context__
+            raise first or error from error
 
 
 @contextmanager
