@@ -8,6 +8,7 @@ import pytest
 
 from rollweave.cli.main import main
 from rollweave.runs import doctor
+from rollweave.runs.device_test import device_test
 from rollweave.runs.doctor import GIB, Finding, Probe
 
 WORKS = Probe({"gpus": [], "threads": 2, "float32": True, "bfloat16": True})
@@ -106,3 +107,18 @@ def test_every_finding_about_this_machine_that_is_not_good_names_a_fix(monkeypat
         check.name for check in checks
     }
     assert all(check.fix for check in checks if check.status != "ok")
+
+
+def test_the_self_test_of_a_gpu_is_told() -> None:
+    torch = Probe({"gpus": ["H20"]})
+    passed = doctor.check_gpu(torch, Probe({"gap": 1e-6, "seconds": 4.2, "crossings": 900.0}))
+    assert "H20: self-test passed in 4 s (log-probs differ by 1e-06)" in passed.detail
+    failed = doctor.check_gpu(torch, Probe({}, "CUDA error: out of memory"))
+    assert failed.status == "warning" and "failed: CUDA error: out of memory" in failed.detail
+    assert failed.fix.startswith("set device=cpu")
+
+
+def test_the_self_test_runs_on_the_device_that_is_here() -> None:
+    found = device_test("cpu")
+    assert found["gap"] < 1e-5 and 0 < found["seconds"] < 30
+    assert found["crossings"] > 300

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,14 +20,14 @@ from rollweave.config.training import GAEAdvantage, TrainingConfig
 from rollweave.engines.loop import EngineLoop
 from rollweave.engines.torch.engine import TorchEngine
 from rollweave.fleet.colocated import AlternatingTrainer
+from rollweave.pipelines.permits import PermitGate, PermitSource, SharedPool
 from rollweave.policies.asleep import Asleep, resident_bytes
 from rollweave.policies.forward import load_model
 from rollweave.runtimes.inline import InlineTrainer
-from rollweave.training.protocol import train_step
 from rollweave.training.trainer import TorchTrainer
 from rollweave.weights.store import MemoryStore
 from torch_engine_reference import TOKENIZER, random_prompt, request, run
-from training_data import batch, tiny_policy
+from training_data import batch, tiny_policy, train_step
 from virtual_worlds import make_job
 
 
@@ -156,6 +158,33 @@ def test_what_is_asked_of_a_sleeping_engine_waits_until_it_wakes(folder: Path) -
         return early, held.stats().version
 
     assert run_virtual(main) == (False, 1)
+
+
+def test_a_job_that_waits_for_a_permit_leaves_the_device_to_others(folder: Path) -> None:
+    class Granted(PermitSource):
+        async def take(self, pool: SharedPool, step: int, tokens: int = 0, partly: bool = False) -> int | None:
+            seen.append((pool, held.resident_bytes() > 0))
+            return None
+
+    async def main(clock: Clock) -> None:
+        loop = EngineLoop(held, MemoryStore(), clock)
+        idle: Any = SimpleNamespace(settle=_nothing, phase=lambda name, step: nullcontext())
+        gate = PermitGate(Granted(), fleet_of([loop]), idle, idle, None, sleep=True)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(loop.run())
+            await gate.take("rollout", 0)
+            seen.append(("playing", held.resident_bytes() > 0))
+            await gate.take("train", 0)
+            running.cancel()
+
+    seen: list[tuple[str, bool]] = []
+    held = engine(folder)
+    run_virtual(main)
+    assert seen == [("rollout", False), ("playing", True), ("train", False)]
+
+
+async def _nothing() -> None:
+    return
 
 
 def test_sleep_is_refused_where_nothing_takes_turns() -> None:

@@ -12,6 +12,7 @@ import torch
 from rollweave.config.job import TinyModel
 from rollweave.policies.tiny import build
 from rollweave.tasks import Task
+from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch, Group, Outcome, Trajectory, Transform, logprob_array, token_ids
 from spans import span_of
 
@@ -71,3 +72,10 @@ def score(model: Any, made: Trajectory, transform: Transform = IDENTITY) -> None
             span.logprobs = logprob_array(float(scaled[i - 1, tokens[i]]) for i in places)
             span.transform = transform
         position += len(span.tokens)
+
+
+async def train_step(trainer: Trainer, data: Batch) -> Metrics:
+    """A whole step of a trainer as the control plane sees it."""
+    await trainer.begin(data.step)
+    await trainer.accumulate(data.groups)
+    return await trainer.finish()

@@ -58,8 +58,8 @@ def _crossing() -> Iterator[None]:
         _inside.reset(token)
 
 
-def find_device(name: str) -> torch.device:
-    """The device that a job's `device` means; `auto`: a GPU if there is one."""
+def find_device(name: str, rank: int | None = None) -> torch.device:
+    """The device that a job's `device` means; `auto`: a GPU if there is one. `rank`: of several, each on its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -70,6 +70,8 @@ def find_device(name: str) -> torch.device:
             f"device: {name} cannot be used here ({str(error).splitlines()[0]}): set device to auto or cpu, or "
             "install the build of torch that supports it"
         ) from error
+    if rank is not None and device.type == "cuda" and device.index is None:
+        return torch.device("cuda", rank)
     return device
 
 

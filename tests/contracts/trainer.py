@@ -13,10 +13,10 @@ import pytest
 from rollweave.clock import Clock
 from rollweave.errors import UntrainableBatch
 from rollweave.training import checkpoint
-from rollweave.training.protocol import Trainer, train_step
+from rollweave.training.protocol import Trainer
 from rollweave.trajectory import Batch, Outcome, logprob_array, token_ids
 from spans import assert_same_files
-from training_data import batch
+from training_data import batch, train_step
 
 DRIVER = checkpoint.DriverFiles('{"of": "the driver"}', {"tokens": token_ids([1, 2]), "logprobs": logprob_array([])})
 

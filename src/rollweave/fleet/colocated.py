@@ -41,7 +41,11 @@ class AlternatingTrainer:
     async def finish(self) -> Metrics:
         if self.sleep:
             await self._turn.enter_async_context(self.fleet.standing(asleep=True))
-            return await self.trainer.finish()
+            try:
+                return await self.trainer.finish()
+            except BaseException:  # there will be nothing to publish
+                await self._turn.aclose()
+                raise
         async with self.fleet.standing():
             return await self.trainer.finish()
 
@@ -54,7 +58,7 @@ class AlternatingTrainer:
             await self.trainer.save(folder, driver)
 
     async def load(self, folder: Path) -> None:
-        async with self._alone():
+        async with self._alone(), self._turn:
             await self.trainer.load(folder)
 
     @asynccontextmanager

@@ -96,13 +96,14 @@ def assemble(
     tail = Tail(fleet, fleet.size, permits, scheduler, recorder) if permits is not None and fleet.size > 1 else None
     loop = Loop(
         scheduler,
-        Feed(scheduler, trainer, journal, recorder, control.stream),
+        trainer,
         weights,
         journal,
         PermitGate(permits, fleet, evaluation, journal, tail, control.sleep),
         evaluation,
         Checkpoints(checkpoints, control.checkpoint, scheduler, trainer, weights, state, recorder),
         state,
+        Feed(scheduler, trainer, journal, recorder) if control.stream else None,
     )
     slots = control.rollout.slots
     floor = min(slots, max(control.rollout.group_size, slots // 16))

@@ -1,4 +1,4 @@
-"""Feed: how the groups of a step reach the trainer: when the batch is complete, or (`training.stream`) as they come.
+"""Feed: with `training.stream`, groups reach the trainer as they come, and not when the batch is complete.
 
     whole     play |=== g0 ==|          train            |= g0 g1 g2 =|
                    |=== g1 ======|
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from rollweave.observability.events import Emitter
 from rollweave.pipelines.journal import Journal
 from rollweave.rollout.scheduler import RolloutScheduler
-from rollweave.training.protocol import Metrics, Trainer, train_step
+from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch, Group
 
 
@@ -30,7 +30,6 @@ class Feed:
     trainer: Trainer
     journal: Journal
     recorder: Emitter
-    stream: bool
     _waiting: list[Group] = field(default_factory=list)
     """Final groups that the trainer has not been given yet."""
     _heard: list[int] = field(default_factory=list)
@@ -41,10 +40,8 @@ class Feed:
     _done_share: float = 0.0
 
     async def get_batch(self, step: int) -> Batch:
-        """Wait for the batch of a step. Streamed: the trainer works meanwhile on the groups that are sure to be in it,
-        one after the other, so that little is under way when the last one comes."""
-        if not self.stream:
-            return await self.scheduler.get_batch(step)
+        """Wait for the batch of a step. The trainer works meanwhile on the groups that are sure to be in it, one after
+        the other, so that little is under way when the last one comes."""
         await self.trainer.begin(step, stream=True)
         self._waiting, self._heard, self._done = [], [], set()
         async with asyncio.TaskGroup() as tasks:
@@ -59,9 +56,7 @@ class Feed:
         return batch.result()
 
     async def train(self, batch: Batch) -> Metrics:
-        """Make the step, or what is left of it."""
-        if not self.stream:
-            return await train_step(self.trainer, batch)
+        """Make what is left of the step."""
         if self._waiting:
             await self._give(batch.step, self._waiting)
         return await self.trainer.finish() | {"train/streamed_share": self._done_share}

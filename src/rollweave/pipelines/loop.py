@@ -13,26 +13,38 @@ from rollweave.pipelines.journal import Journal
 from rollweave.pipelines.permits import PermitGate
 from rollweave.rollout.evaluation import Evaluator
 from rollweave.rollout.scheduler import RolloutScheduler
-from rollweave.training.protocol import Metrics
+from rollweave.training.protocol import Metrics, Trainer
 from rollweave.trajectory import Batch
 
 
 @dataclass(slots=True)
 class Loop:
-    """The scheduler, what feeds the trainer, and what runs around them. `assemble` makes it, a pipeline drives it."""
+    """The scheduler, the trainer and what runs around them. `assemble` makes it, a pipeline drives it."""
 
     scheduler: RolloutScheduler
-    feed: Feed
+    trainer: Trainer
     weights: WeightSync
     journal: Journal
     permits: PermitGate
     evaluation: Evaluator
     checkpoints: Checkpoints
     state: RunState
+    feed: Feed | None = None
+    """With `training.stream`: what gives the trainer groups as they come."""
 
     def phase(self, name: Phase, step: int) -> AbstractContextManager[None]:
         self.state.trainer_busy |= name == "train"
         return self.journal.phase(name, step)
+
+    async def get_batch(self, step: int) -> Batch:
+        return await (self.scheduler if self.feed is None else self.feed).get_batch(step)
+
+    async def train(self, batch: Batch) -> Metrics:
+        if self.feed is not None:
+            return await self.feed.train(batch)
+        await self.trainer.begin(batch.step)
+        await self.trainer.accumulate(batch.groups)
+        return await self.trainer.finish()
 
     async def finish_step(self, batch: Batch, metrics: Metrics) -> bool:
         """Book and write down the step, save when due. Returns whether it was the last: target reached, or stopped.

@@ -22,13 +22,13 @@ async def one_off(loop: Loop, first: int, last: int) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(loop.weights.stage(step), name=f"stage {step}")  # while the last answers come in
             with loop.phase("get_batch", step):
-                batch = await loop.feed.get_batch(step)
+                batch = await loop.get_batch(step)
         with loop.phase("sync_exposed", step):
             await loop.weights.commit(step)
         loop.scheduler.advance(step)
         loop.evaluation.start_if_due(step)
         with loop.phase("train", step):
-            metrics = await loop.feed.train(batch)
+            metrics = await loop.train(batch)
         with loop.phase("sync_exposed", step):
             await loop.weights.publish(step + 1)
         if await loop.finish_step(batch, metrics):

@@ -27,9 +27,9 @@ async def rollart(loop: Loop, first: int, last: int) -> None:
             with loop.phase("sync_exposed", step):
                 await loop.weights.reached(step - loop.scheduler.bound.whole)  # older data is too stale
             with loop.phase("get_batch", step):
-                batch = await loop.feed.get_batch(step)  # and refill rollout, up to alpha steps ahead
+                batch = await loop.get_batch(step)  # and refill rollout, up to alpha steps ahead
             with loop.phase("train", step):
-                metrics = await loop.feed.train(batch)
+                metrics = await loop.train(batch)
             with loop.phase("sync_exposed", step):
                 await loop.weights.publish(step + 1)
             if await loop.finish_step(batch, metrics):

@@ -23,11 +23,11 @@ async def sync(loop: Loop, first: int, last: int) -> None:
         loop.scheduler.advance(step)  # at alpha = 0: admits exactly the groups of this step
         with loop.phase("get_batch", step):
             async with loop.permits.making_room(step):
-                batch = await loop.feed.get_batch(step)
+                batch = await loop.get_batch(step)
         loop.evaluation.start_if_due(step)  # the engines are idle while the trainer works
         await loop.permits.take("train", step, batch.sampled_tokens)
         with loop.phase("train", step):
-            metrics = await loop.feed.train(batch)
+            metrics = await loop.train(batch)
         with loop.phase("sync_exposed", step):
             await loop.weights.publish(step + 1)
         if await loop.finish_step(batch, metrics):

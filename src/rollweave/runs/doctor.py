@@ -41,6 +41,13 @@ ROOM = {
 }
 """Bytes that should be free, and what to do if they are not."""
 CHILD_SECONDS = 120
+DEVICE_SECONDS = 30 + CHILD_SECONDS
+"""The test itself takes less than 30 s; importing torch from a cold disk may take longer than that."""
+DEVICE_TEST = """
+import json
+from rollweave.runs.device_test import device_test
+print(json.dumps(device_test("cuda")), flush=True)
+"""
 
 # Prints a line after each thing that worked, so that a death tells what it was.
 TORCH_PROBE = """
@@ -85,7 +92,7 @@ def examine() -> list[Finding]:
         check_ray(probe("import ray")),
         check_float32(torch),
         check_bfloat16(torch),
-        check_gpu(torch),
+        check_gpu(torch, probe(DEVICE_TEST, DEVICE_SECONDS) if torch.found.get("gpus") else None),
         *(check_extra(name) for name in EXTRAS),
     ]
 
@@ -95,12 +102,12 @@ def report(checks: list[Finding]) -> dict[str, Any]:
     return {"healthy": all(c.status != "broken" for c in checks), "checks": [asdict(check) for check in checks]}
 
 
-def probe(code: str) -> Probe:
+def probe(code: str, seconds: float = CHILD_SECONDS) -> Probe:
     """Run Python code in a child; collects the JSON objects it prints, one a line."""
     try:
-        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=CHILD_SECONDS)
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return Probe({}, f"no answer within {CHILD_SECONDS} s")
+        return Probe({}, f"no answer within {seconds:.0f} s")
     found: dict[str, Any] = {}
     for line in child.stdout.splitlines():
         if line.startswith("{"):
@@ -195,8 +202,13 @@ def check_bfloat16(torch: Probe) -> Finding:
     return Finding("bfloat16", "warning", f"a matrix product fails: {torch.ending or 'wrong results'}", fix)
 
 
-def check_gpu(torch: Probe) -> Finding:
+def check_gpu(torch: Probe, test: Probe | None = None) -> Finding:
+    """`test`: what the self-test of the device found."""
     gpus = torch.found.get("gpus")
-    if gpus:
-        return Finding("gpu", "warning", f"{', '.join(gpus)}; {UNTESTED_ON_GPU}", "expect surprises and report them")
-    return Finding("gpu", "ok", f"none, everything runs on the CPU; {UNTESTED_ON_GPU}")
+    if not gpus:
+        return Finding("gpu", "ok", f"none, everything runs on the CPU; {UNTESTED_ON_GPU}")
+    if test is None or test.ending:
+        problem = "" if test is None else f"; the self-test failed: {test.ending}"
+        return Finding("gpu", "warning", f"{', '.join(gpus)}{problem}; {UNTESTED_ON_GPU}", "set device=cpu, and report it")
+    result = f"self-test passed in {test.found['seconds']:.0f} s (log-probs differ by {test.found['gap']:.0e})"
+    return Finding("gpu", "warning", f"{', '.join(gpus)}: {result}; {UNTESTED_ON_GPU}", "expect surprises and report them")

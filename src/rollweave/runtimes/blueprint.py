@@ -113,7 +113,7 @@ class Blueprint:
         from rollweave.training.ranks import ALONE
         from rollweave.training.trainer import TorchTrainer
 
-        device = find_device(self.job.device)
+        device = find_device(self.job.device, None if ranks is None else ranks.rank)
         if device.type == "cpu" and self.job.training.dtype == "bfloat16":
             raise ConfigError(
                 "training.dtype=bfloat16 is for GPUs, and this trainer computes on a CPU, where it is slow and on some "

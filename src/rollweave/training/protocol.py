@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rollweave.training.checkpoint import DriverFiles
-from rollweave.trajectory import Batch, Group
+from rollweave.trajectory import Group
 from rollweave.weights.buckets import Fingerprint
 
 Metrics = dict[str, float]
@@ -50,10 +50,3 @@ class Trainer(Protocol):
     async def load(self, folder: Path) -> None:
         """Continue from a checkpoint that `save` wrote."""
         ...
-
-
-async def train_step(trainer: Trainer, batch: Batch) -> Metrics:
-    """A whole step at once, on a batch that is complete."""
-    await trainer.begin(batch.step)
-    await trainer.accumulate(batch.groups)
-    return await trainer.finish()
