@@ -1,15 +1,18 @@
-"""A modelled trainer: refuses what a real one refuses, takes a modelled time, learns nothing."""
+"""A modelled trainer: refuses what a real one refuses, takes a modelled time, learns nothing. It can die: then the call
+that is open fails, or the next one, and what it has learned since its checkpoint is gone."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from tests.world.durations import NO_TIME, Duration
 
 from rollweave.clock import Clock
+from rollweave.errors import WorkerDied
 from rollweave.seeds import generator
 from rollweave.simulation.hardware.modelled import simulated_fingerprint
-from rollweave.training.checkpoint import DriverFiles
+from rollweave.training.checkpoint import DriverFiles, step_of
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch
 from rollweave.weights.buckets import Fingerprint
@@ -30,22 +33,49 @@ class SimulatedTrainer:
         self._save_seconds = save_seconds
         self._seed = seed
         self.batches: list[Batch] = []
+        """What it has learned from."""
+        self.restart_seconds = 0.0
+        self._learned: list[Batch] = []
+        """By the one that died."""
+        self._death = asyncio.Event()
         self.saved: dict[str, DriverFiles] = {}
         """Checkpoint by name -> what it keeps of the driver."""
 
     async def train_step(self, batch: Batch) -> Metrics:
         batch.check()
-        await self._clock.sleep(self._step_seconds(generator(self._seed, "train", batch.step)))
+        await self._work(self._step_seconds(generator(self._seed, "train", batch.step)))
         self.batches.append(batch)
         return {"tokens/trained": float(batch.sampled_tokens)}
 
     async def publish(self, version: int) -> Fingerprint:
-        await self._clock.sleep(self._publish_seconds(generator(self._seed, "publish", version)))
+        await self._work(self._publish_seconds(generator(self._seed, "publish", version)))
         return simulated_fingerprint(version)
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
-        await self._clock.sleep(self._save_seconds(generator(self._seed, "save", folder.name)))
+        await self._work(self._save_seconds(generator(self._seed, "save", folder.name)))
         self.saved[folder.name] = driver
 
     async def load(self, folder: Path) -> None:
-        pass
+        await self._work(0.0)
+        self.batches = self._learned[: step_of(folder)]
+
+    async def restart(self) -> None:
+        await self._clock.sleep(self.restart_seconds)
+        self._learned, self.batches = self.batches or self._learned, []
+        self._death = asyncio.Event()
+
+    def die(self, seconds: float) -> None:
+        """Another one takes so long to start."""
+        self.restart_seconds = seconds
+        self._death.set()
+
+    async def _work(self, seconds: float) -> None:
+        death = self._death
+        working, dying = asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(death.wait())
+        try:
+            await asyncio.wait([working, dying], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            working.cancel()
+            dying.cancel()
+        if death.is_set():
+            raise WorkerDied("the trainer was killed", "trainer")

@@ -31,3 +31,6 @@ class AlternatingTrainer:
 
     async def load(self, folder: Path) -> None:
         await self.trainer.load(folder)
+
+    async def restart(self) -> None:
+        await self.trainer.restart()

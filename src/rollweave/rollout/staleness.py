@@ -160,6 +160,10 @@ class SampleBuffer:
         del self._versions[id]
         return self.groups.pop(id)
 
+    def clear(self) -> list[Group]:
+        """Take all."""
+        return [self.take(id) for id in list(self.groups)]
+
     def must_wait(self, step: int, running: Iterable[int]) -> bool:
         """A quick answer, by counts: whether more groups of these versions run than later steps have places for.
 

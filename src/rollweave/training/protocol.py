@@ -13,7 +13,10 @@ Metrics = dict[str, float]
 
 
 class Trainer(Protocol):
-    """Turns batches into versions. The torch trainer, the simulated trainer and the Ray client implement it."""
+    """Turns batches into versions. The torch trainer, the simulated trainer and the Ray client implement it.
+
+    Each call raises WorkerDied if the trainer, or a part of it, is gone.
+    """
 
     async def train_step(self, batch: Batch) -> Metrics:
         """Train on a checked batch: version n becomes n + 1."""
@@ -33,4 +36,8 @@ class Trainer(Protocol):
 
     async def load(self, folder: Path) -> None:
         """Continue from a checkpoint that `save` wrote."""
+        ...
+
+    async def restart(self) -> None:
+        """After one of the calls raised WorkerDied: start again, with the policy that the run began with."""
         ...

@@ -31,6 +31,10 @@ class WeightStoreError(RollweaveError):
     """A version that is not there, or no room for one."""
 
 
+class WeightsLost(WeightStoreError):
+    """A version that was there is gone, with the trainer or the node that held it. The trainer can make it again."""
+
+
 class WeightStore(Protocol):
     def push(self, version: int, tensors: Mapping[str, Any]) -> Fingerprint:
         """Make a version available. Versions above it are forgotten: a trainer that went back makes them anew."""

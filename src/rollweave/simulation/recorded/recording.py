@@ -16,6 +16,7 @@ import numpy as np
 
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineStats, Request
+from rollweave.errors import WorkerDied
 from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.link import Lease, Packet, Report
 from rollweave.training.checkpoint import DriverFiles
@@ -50,20 +51,35 @@ class RecordedClock(Clock):
 class RecordedTrainer:
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
+        self.died = asyncio.Event()
 
     async def train_step(self, batch: Batch) -> Metrics:
-        await self._gates[f"train {batch.step}"].wait()
+        await self._reach(f"train {batch.step}")
         return {}
 
     async def publish(self, version: int) -> Fingerprint:
-        await self._gates[f"weights.publish {version}"].wait()
+        await self._reach(f"weights.publish {int(version)}")
         return Fingerprint(version, RECORDED)
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
-        await self._gates[f"save {folder.name}"].wait()
+        await self._reach(f"save {folder.name}")
 
     async def load(self, folder: Path) -> None:
         pass
+
+    async def restart(self) -> None:
+        self.died.clear()
+
+    async def _reach(self, gate: str) -> None:
+        """Waits until the recording says that it is done, or that the trainer died of it."""
+        opening, dying = (asyncio.ensure_future(event.wait()) for event in (self._gates[gate], self.died))
+        try:
+            await asyncio.wait([opening, dying], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            opening.cancel()
+            dying.cancel()
+        if self.died.is_set():
+            raise WorkerDied("as recorded", "trainer")
 
 
 class RecordedEngine:
@@ -73,7 +89,7 @@ class RecordedEngine:
         self._gates = gates
         self._suspensions = 0
         self._stats = EngineStats()
-        self._next_row = first_step
+        self.next_row = first_step
 
     async def suspend(self) -> None:
         self._suspensions += 1
@@ -82,17 +98,17 @@ class RecordedEngine:
         self._suspensions -= 1
 
     async def prepare(self, version: int) -> Fingerprint:
-        await self._gates[f"weights.stage {version}"].wait()
+        await self._gates[f"weights.stage {int(version)}"].wait()
         return Fingerprint(version, RECORDED)
 
     async def commit(self, version: int) -> None:
-        await self._gates[f"weights.commit {version}"].wait()
+        await self._gates[f"weights.commit {int(version)}"].wait()
         self._stats.version, self._stats.checksum = version, RECORDED
 
     async def stats(self) -> EngineStats:
         """Asked while it stands still, to check a commit, or once a step, for its row of metrics."""
         if not self._suspensions:
-            step, self._next_row = self._next_row, self._next_row + 1
+            step, self.next_row = self.next_row, self.next_row + 1
             await self._gates[f"row {step}"].wait()
         return self._stats
 
