@@ -1,4 +1,4 @@
-"""A trainer that dies and goes back to its checkpoint at any moment, on the virtual clock: engines and hosts live on."""
+"""A trainer dies at any moment and goes back to its checkpoint; engines and hosts live on. On the virtual clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rollweave.errors import WorkerDied
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.events import Event
 from rollweave.observability.jsonl import encode
-from rollweave.rollout.ledger import Ledger, LedgerState
+from rollweave.rollout.ledger import AttemptEnd, Ledger, LedgerState, TaskEnd
 from rollweave.rollout.scheduler import RolloutScheduler
 from rollweave.rollout.state import SchedulerState
 from rollweave.simulation.recorded.replay import replay
@@ -103,6 +103,10 @@ def comes_out_again(job: Any, result: SimulatedRun) -> None:
 WORLD = World(engines=2, hosts=2, token_seconds=constant(0.1), sync=SLOW_UPDATES, train_seconds=constant(2.0))
 
 
+LATE = 18.0
+"""Steps have been trained since the checkpoint of version 3."""
+
+
 def killed(at: float, pipeline: dict[str, Any] | None = None, save: int = 2) -> tuple[Any, World, SimulatedRun]:
     job = make_job(pipeline or {"type": "rollart", "alpha": 1}, 3, save=save)
     world = World(**{**_fields(WORLD), "outages": (Outage("trainer", 0, at, 1.0),)})
@@ -123,7 +127,7 @@ def test_without_a_checkpoint_it_goes_back_to_its_start() -> None:
 
 
 def test_what_was_trained_since_the_checkpoint_counts_as_aborted() -> None:
-    job, world, result = killed(13.0, save=3)
+    job, world, result = killed(LATE, save=3)
     check_gone_back(job, world, result)
     (back,) = result.recorder.named("run.back")
     assert back.data["version"] == 3
@@ -154,13 +158,13 @@ def forget_what_was_tried(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "go_back", lambda self, kept, spared: honest(self, kept))
 
 
-def keep_what_is_buffered(patch: pytest.MonkeyPatch) -> None:
+def keep_what_is_being_trained(patch: pytest.MonkeyPatch) -> None:
     honest = RolloutScheduler.go_back
 
     def go_back(self: RolloutScheduler, state: SchedulerState) -> None:
-        held = dict(self.buffer.groups)
+        held = self._in_training
         honest(self, state)
-        for group in held.values():
+        for group in held:
             state.buffered.append(group)
 
     patch.setattr(RolloutScheduler, "go_back", go_back)
@@ -186,13 +190,13 @@ def lose_a_task(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [same_ids_again, forget_what_was_tried, keep_what_is_buffered, leave_the_engines_where_they_are, lose_a_task],
+    [same_ids_again, forget_what_was_tried, keep_what_is_being_trained, leave_the_engines_where_they_are, lose_a_task],
 )
 def test_going_back_wrongly_is_noticed(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_gone_back(*killed(13.0, save=3))
+    check_gone_back(*killed(LATE, save=3))
     broken(monkeypatch)
     with pytest.raises((AssertionError, ExceptionGroup, RuntimeError)):
-        check_gone_back(*killed(13.0, save=3))
+        check_gone_back(*killed(LATE, save=3))
 
 
 # --------------------------------------------------------------------------------------------------------- the name
@@ -215,14 +219,14 @@ def test_the_ledger_counts_what_was_undone() -> None:
         ledger.admit(group)
     for attempt in ("0.0.0", "1.0.0"):
         ledger.issue(attempt)
-    ledger.end_attempt("1.0.0", "trained", 5)  # type: ignore[arg-type]
-    ledger.end_task(1, "trained")  # type: ignore[arg-type]
+    ledger.end_attempt("1.0.0", AttemptEnd.TRAINED, 5)
+    ledger.end_task(1, TaskEnd.TRAINED)
     kept = LedgerState(**{name: getattr(ledger.state(), name) for name in LedgerState.__dataclass_fields__})
     ledger.admit(2)
     ledger.issue("2.0.0")
     ledger.issue("2.1.0")
-    ledger.end_attempt("0.0.0", "trained", 3)  # type: ignore[arg-type]
-    ledger.end_attempt("2.0.0", "trained", 4)  # type: ignore[arg-type]
+    ledger.end_attempt("0.0.0", AttemptEnd.TRAINED, 3)
+    ledger.end_attempt("2.0.0", AttemptEnd.TRAINED, 4)
     ledger.go_back(kept, {"0.0.0": 3})
     assert ledger.attempts == {"trained": 1, "aborted": 1} and ledger.tokens == {"trained": 5, "aborted": 4}
     assert ledger.open_attempts == {"0.0.0", "2.1.0"} and ledger.open_tasks == {0}
@@ -232,4 +236,3 @@ def test_the_ledger_counts_what_was_undone() -> None:
 class _Silent:
     def emit(self, name: str, /, **data: Any) -> None:
         pass
-

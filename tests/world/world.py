@@ -126,7 +126,8 @@ async def simulate(job: Job, world: World, clock: Clock, resume: DriverFiles | N
             host.begin(tasks)
         trouble = tasks.create_task(suffer(world.outages, seats, hosts, trainer, clock, tasks), name="outages")
         if resume is not None:
-            await drive.loop.checkpoints.restore(CHECKPOINTS, DriverState.load(resume).scheduler)
+            kept = DriverState.load(resume).scheduler
+            await drive.loop.checkpoints.restore(CHECKPOINTS / f"step-{kept.version}", kept)
         await drive.advance()
         run.seconds = clock.now()
         trouble.cancel()

@@ -134,7 +134,8 @@ class WeightSync:
             await asyncio.gather(*(self._prepare(entry, pushed) for entry in late))
         started = self.clock.now()
         self._swapping = True
-        stood = await asyncio.gather(*(self._swap_whole(entry, pushed) for entry in self.fleet.living()))
+        swaps = [self._begin_swap(entry, pushed) for entry in self.fleet.living()]
+        stood = await asyncio.shield(asyncio.gather(*swaps))
         self._swapping = False
         seconds, exposed = self.clock.now() - started, max(stood, default=0.0)
         self.fleet.version = version
@@ -193,7 +194,7 @@ class WeightSync:
                 raise
             return
         if entry.state == "starting":
-            await self._swap_whole(entry, pushed)
+            await asyncio.shield(self._begin_swap(entry, pushed))
 
     async def reached(self, number: int) -> None:
         """Waits until the engines have this version, or a newer one."""
@@ -222,12 +223,12 @@ class WeightSync:
             return echoed
         return None
 
-    async def _swap_whole(self, entry: EngineEntry, pushed: Fingerprint) -> float:
-        """To its end, also if the caller is cancelled: an engine that was told to stand still is told to go on."""
+    def _begin_swap(self, entry: EngineEntry, pushed: Fingerprint) -> asyncio.Future[float]:
+        """Callers shield it, so that it comes to its end: an engine that stands still is to be told to go on."""
         swap = asyncio.ensure_future(self._swap(entry, pushed))
         self._swaps.add(swap)
         swap.add_done_callback(self._swaps.discard)
-        return await asyncio.shield(swap)
+        return swap
 
     async def _swap(self, entry: EngineEntry, pushed: Fingerprint) -> float:
         """Between two steps of one engine, whatever the others do; returns how long it stood still."""
@@ -248,13 +249,14 @@ class WeightSync:
         if (held.version, held.checksum) != (pushed.version, pushed.checksum):
             raise WeightMismatch(
                 f"{entry.id} holds version {Version(held.version)} ({held.checksum}) where version "
-                f"{Version(pushed.version)} ({pushed.checksum}) was committed: the run stops before it trains on answers of unknown weights"
+                f"{Version(pushed.version)} ({pushed.checksum}) was committed: the run stops before it trains on "
+                "answers of unknown weights"
             )
         if pushed.probe and (gap := probe_gap(pushed.probe, held.probe)) > self.probe_tolerance:
             raise EngineGone(
                 f"{entry.id} scores the probe {gap:.1e} nats away from the trainer after it committed version "
-                f"{Version(pushed.version)}, and {self.probe_tolerance:.0e} is the limit (weights.probe_tolerance): it does not "
-                "compute with the weights that it was given, and is given up before it samples"
+                f"{Version(pushed.version)}, and {self.probe_tolerance:.0e} is the limit (weights.probe_tolerance): it "
+                "does not compute with the weights that it was given, and is given up before it samples"
             )
 
     def _tell(self, event: str, version: Version, **data: Json) -> None:

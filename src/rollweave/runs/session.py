@@ -99,6 +99,7 @@ WATCH_SECONDS = 0.5
 SLOW_SECONDS = 60.0
 """A wait longer than this is worth a line, though its deadline is further off."""
 
+
 @dataclass(slots=True)
 class Session:
     job: Job
