@@ -6,7 +6,8 @@ version of an earlier history up to the checkpoint is a true predecessor of it.
 
 Both are one integer, with the history above the number. So a version is written, sent, compared and used as a key like
 any number; within a history versions are ordered by number, and every version of a later history is above all of the
-earlier ones. In history 0, which most runs never leave, a version is its number.
+earlier ones. In history 0, which most runs never leave, a version is its number. Engines, trainers and stores get the
+integer and ask for no more; the control plane, and what writes a message, makes a `Version` of it.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class WeightSync:
     async def _push(self, version: Version) -> None:
         started = self.clock.now()
         with self._wait(f"the trainer to push version {version}"):
-            pushed = self._pushed[version] = await self.trainer.publish(version)
+            pushed = self._pushed[version] = await self.trainer.publish(int(version))
         seconds, buckets = self.clock.now() - started, len(pushed.buckets)
         self.sync_seconds += seconds
         self._tell("weights.publish", version, checksum=pushed.checksum, buckets=buckets, seconds=seconds)

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from rollweave.errors import RollweaveError
+from rollweave.versions import Version
 from rollweave.weights.buckets import Bytes, Fingerprint, Into, Manifest, pack, unpack
 
 KEPT_VERSIONS = 2
@@ -139,5 +140,5 @@ def kept_versions(pushed: int, versions: Iterable[int]) -> set[int]:
 
 
 def missing_version(version: int, there: list[int]) -> WeightStoreError:
-    have = ", ".join(map(str, there)) or "none"
-    return WeightStoreError(f"version {version} of the weights is not in the store (it holds: {have}); push it first")
+    have = ", ".join(str(Version(one)) for one in there) or "none"
+    return WeightStoreError(f"version {Version(version)} of the weights is not in the store (it holds: {have}); push it first")
