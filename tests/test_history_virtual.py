@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.world.faults import Outage
 from tests.world.hosts import TransportModel
 from tests.world.world import SimulatedRun, World
 
+from rollweave.config.job import Job
 from rollweave.errors import WorkerDied
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.events import Event
@@ -29,7 +31,7 @@ from rollweave.versions import Version
 from test_fleet_virtual import LOSSY, PIPELINES, SLOW_UPDATES
 from test_pipelines_virtual import many
 from virtual_oracles import check_gone_back
-from virtual_worlds import make_job, run
+from virtual_worlds import jobs, make_job, run, worlds
 
 deaths = st.lists(
     st.builds(Outage, st.just("trainer"), st.just(0), st.floats(0.0, 20.0), st.sampled_from([0.0, 0.5, 4.0])),
@@ -48,7 +50,7 @@ others = st.lists(
 )
 
 
-@many(250)
+@many(120)
 @given(
     deaths,
     others,
@@ -90,7 +92,16 @@ def test_the_trainer_goes_back_at_any_moment_and_the_books_stay_exact(
     comes_out_again(job, result)
 
 
-def comes_out_again(job: Any, result: SimulatedRun) -> None:
+@many(120)
+@given(jobs(save=st.sampled_from([0, 1, 2, 3]), steps=5), worlds, deaths)
+def test_in_every_mode_and_under_every_fault(job: Job, world: World, dying: list[Outage]) -> None:
+    world = replace(world, outages=(*world.outages, *dying))
+    result = run(job, world)
+    check_gone_back(job, world, result)
+    comes_out_again(job, result)
+
+
+def comes_out_again(job: Job, result: SimulatedRun) -> None:
     """The replay goes back where the run did."""
     events = [Event(e.time, e.name, json.loads(encode(e.data))) for e in result.recorder.events]
     last = max(n for n, event in enumerate(events) if event.name == "step.end")
@@ -107,14 +118,10 @@ LATE = 18.0
 """Steps have been trained since the checkpoint of version 3."""
 
 
-def killed(at: float, pipeline: dict[str, Any] | None = None, save: int = 2) -> tuple[Any, World, SimulatedRun]:
+def killed(at: float, pipeline: dict[str, Any] | None = None, save: int = 2) -> tuple[Job, World, SimulatedRun]:
     job = make_job(pipeline or {"type": "rollart", "alpha": 1}, 3, save=save)
-    world = World(**{**_fields(WORLD), "outages": (Outage("trainer", 0, at, 1.0),)})
+    world = replace(WORLD, outages=(Outage("trainer", 0, at, 1.0),))
     return job, world, run(job, world)
-
-
-def _fields(world: World) -> dict[str, Any]:
-    return {name: getattr(world, name) for name in World.__dataclass_fields__}
 
 
 def test_without_a_checkpoint_it_goes_back_to_its_start() -> None:

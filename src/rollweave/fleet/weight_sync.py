@@ -19,7 +19,7 @@ to a checkpoint, `go_back` begins a new history, and what was pushed or staged i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -134,8 +134,7 @@ class WeightSync:
             await asyncio.gather(*(self._prepare(entry, pushed) for entry in late))
         started = self.clock.now()
         self._swapping = True
-        swaps = [self._begin_swap(entry, pushed) for entry in self.fleet.living()]
-        stood = await asyncio.shield(asyncio.gather(*swaps))
+        stood = await self._swap_all(self.fleet.living(), pushed)
         self._swapping = False
         seconds, exposed = self.clock.now() - started, max(stood, default=0.0)
         self.fleet.version = version
@@ -194,7 +193,7 @@ class WeightSync:
                 raise
             return
         if entry.state == "starting":
-            await asyncio.shield(self._begin_swap(entry, pushed))
+            await self._swap_all([entry], pushed)
 
     async def reached(self, number: int) -> None:
         """Waits until the engines have this version, or a newer one."""
@@ -223,12 +222,16 @@ class WeightSync:
             return echoed
         return None
 
-    def _begin_swap(self, entry: EngineEntry, pushed: Fingerprint) -> asyncio.Future[float]:
-        """Callers shield it, so that it comes to its end: an engine that stands still is to be told to go on."""
-        swap = asyncio.ensure_future(self._swap(entry, pushed))
-        self._swaps.add(swap)
-        swap.add_done_callback(self._swaps.discard)
-        return swap
+    async def _swap_all(self, entries: Sequence[EngineEntry], pushed: Fingerprint) -> list[float]:
+        """A swap that was begun comes to its end, also if the caller is cancelled: an engine that was told to stand
+        still is told to go on."""
+        swaps = [asyncio.ensure_future(self._swap(entry, pushed)) for entry in entries]
+        for swap in swaps:
+            self._swaps.add(swap)
+            swap.add_done_callback(self._swaps.discard)
+        if swaps:
+            await asyncio.wait(swaps)
+        return [swap.result() for swap in swaps]
 
     async def _swap(self, entry: EngineEntry, pushed: Fingerprint) -> float:
         """Between two steps of one engine, whatever the others do; returns how long it stood still."""

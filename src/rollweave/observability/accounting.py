@@ -95,7 +95,8 @@ class Accountant:
     def _go_back(self, version: int, complete: list[int], open: list[tuple[int, int]], time: float) -> None:
         """To a checkpoint: these groups are complete or open again. Episodes of others are still being played, until
         they are heard of."""
-        self.work.groups = {group: WatchedGroup(group, version, time) for group, version in open}
+        self.tokens.go_back(version)
+        self.work.groups = {group: WatchedGroup(group, began, time) for group, began in open}
         self.work.scoring.clear()
         self.queue.complete = dict.fromkeys(complete, time)
         self.queue.trainer_asked = None
@@ -150,7 +151,7 @@ class Accountant:
             case "batch.ready":
                 self.queue.serve(data["groups"], time)
             case "attempts.undone":
-                self.tokens.go_back(data["ends"], data["tokens"], data["open"])
+                self.tokens.undo(data["ends"], data["tokens"], data["open"])
 
     def _follow_loop(self, name: str, time: float, data: dict[str, Any]) -> None:
         """Events of the run's loop and of its workers."""
@@ -166,7 +167,7 @@ class Accountant:
             case "run.back":
                 self._go_back(data["version"], data["complete"], data["open"], time)
             case "checkpoint.begin":
-                self.tokens.mark()
+                self.tokens.mark(data["version"])
                 self.loop.begin("save", time)
             case "checkpoint.saved":
                 self.loop.end("save", time)

@@ -228,7 +228,8 @@ class TokenBooks:
         self._unbooked: dict[str, int] = {}
         """Tokens of finished episodes whose attempts the ledger has not ended yet."""
         self._last: dict[str, int] = {}
-        self._marked: dict[str, int] = {}
+        self._marks: dict[int, dict[str, int]] = {}
+        """By version: the totals at its checkpoint."""
 
     def sampled(self, tokens: int, thrown_away: int) -> None:
         """Engines sampled these tokens, and discarded some of them themselves."""
@@ -246,17 +247,20 @@ class TokenBooks:
     def in_flight(self) -> int:
         return self.generated - self.evaluation - self.booked.total()
 
-    def mark(self) -> None:
-        """A checkpoint is made: a run that goes back to it counts from here, in the next row."""
-        self._marked = dict(self._last)
+    def mark(self, version: int) -> None:
+        """A checkpoint is made, after the row of its last step."""
+        self._marks[version] = dict(self._last)
 
-    def go_back(self, ends: Mapping[str, int], aborted: int, open: Mapping[str, int]) -> None:
-        """What was booked since the checkpoint, by end, is booked as aborted now, but for attempts that are open again.
-        The rows since then are gone, so the next one has what they had."""
+    def go_back(self, version: int) -> None:
+        """To a checkpoint. The rows since then are gone, so the next one has what they had."""
+        self._last = dict(self._marks.get(version, {}))
+
+    def undo(self, ends: Mapping[str, int], aborted: int, open: Mapping[str, int]) -> None:
+        """What was booked since the checkpoint, by end, is booked as aborted now, but for attempts that are open
+        again."""
         self.booked.subtract(ends)
         self.booked["aborted"] += aborted
         self._unbooked |= open
-        self._last = dict(self._marked)
 
     def settle(self) -> None:
         """Book missing tokens as lost. Called when nothing is being generated."""

@@ -148,6 +148,8 @@ class Evaluator:
             version=self._version,
         )
         self._open[lease.id] = "played"
+        if tries:
+            self.recorder.emit("eval.retry", id=lease.id)
         self.dispatcher.submit([lease], self._on_report, first=True)
 
     def _on_report(self, lease: Lease, report: Report) -> None:

@@ -391,8 +391,10 @@ class RolloutScheduler:
         for trajectory in held:
             if trajectory.id not in spared:
                 self.ledger.end_attempt(trajectory.id, AttemptEnd.ABORTED, trajectory.sampled_tokens)
+        unwanted = self._leasing.unwanted
+        unwanted.update(dict.fromkeys(unwanted, AttemptEnd.ABORTED))  # whyever they were cancelled
         # If the last going back did not come to its end, what it had spared is open and in no group.
-        for attempt in sorted(self.ledger.open_attempts - spared.keys() - self._leasing.unwanted.keys()):
+        for attempt in sorted(self.ledger.open_attempts - spared.keys() - unwanted.keys()):
             self.ledger.end_attempt(attempt, AttemptEnd.ABORTED, 0)
         self.ledger.go_back(state.ledger, spared)
 

@@ -141,4 +141,6 @@ def kept_versions(pushed: int, versions: Iterable[int]) -> set[int]:
 
 def missing_version(version: int, there: list[int]) -> WeightStoreError:
     have = ", ".join(str(Version(one)) for one in there) or "none"
-    return WeightStoreError(f"version {Version(version)} of the weights is not in the store (it holds: {have}); push it first")
+    return WeightStoreError(
+        f"version {Version(version)} of the weights is not in the store (it holds: {have}); push it first"
+    )

@@ -123,7 +123,7 @@ class Player:
             for event in reversed(events)  # the first counts: after going back some are asked for again
             if event.name == "reward.begin"
         }
-        self._begun = {event.data["id"] for event in events if event.name == "episode.begin"}
+        self._tried = {event.data["id"] for event in events if event.name in ("episode.begin", "eval.retry")}
 
     async def play(self) -> Difference | None:
         """To the end of the stretch, or to the first difference."""
@@ -184,13 +184,15 @@ class Player:
         return Kept(CHECKPOINTS, self.saved)
 
     async def _go_back(self, event: Event) -> None:
-        """What the engines were being told is over, and what happened once may happen again."""
+        """The trainer dies, and the pipeline with it. Then what the engines were being told comes to its end, and what
+        happened once may happen again."""
         version = int(event.data["version"])  # type: ignore[arg-type]
+        self._trainer.died.set()
+        await self._settle(event)
         for gate in self._gates.values():
             gate.set()
         self._gates.clear()
         self._engine.next_row = version
-        self._trainer.died.set()
         self._back.put_nowait(version)
         await self._settle(event)
 
@@ -241,7 +243,7 @@ class Player:
             return report(lease, end, awaited)
         tried, history, number = lease.id.partition("~")
         again = f"{tried.rpartition('.')[0]}.{lease.tries + 1}{history}{number}"
-        return unseen_report(lease, failed=again in self._begun, awaited=awaited)
+        return unseen_report(lease, failed=again in self._tried, awaited=awaited)
 
     # -------------------------------------------------------------------------------------------- handing over
 
