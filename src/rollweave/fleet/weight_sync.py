@@ -231,7 +231,7 @@ class WeightSync:
             swap.add_done_callback(self._swaps.discard)
         if swaps:
             await asyncio.wait(swaps)
-        return [swap.result() for swap in swaps]
+        return await asyncio.gather(*swaps)
 
     async def _swap(self, entry: EngineEntry, pushed: Fingerprint) -> float:
         """Between two steps of one engine, whatever the others do; returns how long it stood still."""
