@@ -50,7 +50,7 @@ others = st.lists(
 )
 
 
-@many(120)
+@many(40)
 @given(
     deaths,
     others,
@@ -92,7 +92,7 @@ def test_the_trainer_goes_back_at_any_moment_and_the_books_stay_exact(
     comes_out_again(job, result)
 
 
-@many(120)
+@many(80)
 @given(jobs(save=st.sampled_from([0, 1, 2, 3]), steps=5), worlds, deaths)
 def test_in_every_mode_and_under_every_fault(job: Job, world: World, dying: list[Outage]) -> None:
     world = replace(world, outages=(*world.outages, *dying))

@@ -37,7 +37,9 @@ class SimulatedTrainer:
         self.restart_seconds = 0.0
         self._learned: list[Batch] = []
         """By the one that died."""
-        self._death = asyncio.Event()
+        self._dead = False
+        self._ended = asyncio.Event()
+        """Its work, or itself."""
         self.saved: dict[str, DriverFiles] = {}
         """Checkpoint by name -> what it keeps of the driver."""
 
@@ -62,20 +64,21 @@ class SimulatedTrainer:
     async def restart(self) -> None:
         await self._clock.sleep(self.restart_seconds)
         self._learned, self.batches = self.batches or self._learned, []
-        self._death = asyncio.Event()
+        self._dead = False
 
     def die(self, seconds: float) -> None:
         """Another one takes so long to start."""
         self.restart_seconds = seconds
-        self._death.set()
+        self._dead = True
+        self._ended.set()
 
     async def _work(self, seconds: float) -> None:
-        death = self._death
-        working, dying = asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(death.wait())
+        self._ended.clear()
+        timer = asyncio.get_running_loop().call_later(seconds, self._ended.set)
         try:
-            await asyncio.wait([working, dying], return_when=asyncio.FIRST_COMPLETED)
+            if not self._dead:
+                await self._ended.wait()
         finally:
-            working.cancel()
-            dying.cancel()
-        if death.is_set():
+            timer.cancel()
+        if self._dead:
             raise WorkerDied("the trainer was killed", "trainer")

@@ -236,6 +236,8 @@ class EngineEntry:
     """The newest version that it has verified."""
     suspensions: int = 0
     """How often it was told to stand still."""
+    swapping: bool = False
+    """It was told to stand still once more, while it changes its weights."""
     seen: EngineStats = field(default_factory=EngineStats)
     """What it said of itself when it was last asked."""
 

@@ -19,7 +19,7 @@ to a checkpoint, `go_back` begins a new history, and what was pushed or staged i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -62,8 +62,6 @@ class WeightSync:
     _staged: Version | None = None
     _offered: Version | None = None
     """The newest version that engines may be given."""
-    _swaps: set[asyncio.Future[float]] = field(default_factory=set)
-    """Under way: they are not cut in two, whatever becomes of the update."""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     """Something was published or committed."""
     _newcomers: asyncio.Queue[EngineEntry] = field(default_factory=asyncio.Queue)
@@ -134,7 +132,7 @@ class WeightSync:
             await asyncio.gather(*(self._prepare(entry, pushed) for entry in late))
         started = self.clock.now()
         self._swapping = True
-        stood = await self._swap_all(self.fleet.living(), pushed)
+        stood = await asyncio.gather(*(self._swap(entry, pushed) for entry in self.fleet.living()))
         self._swapping = False
         seconds, exposed = self.clock.now() - started, max(stood, default=0.0)
         self.fleet.version = version
@@ -147,7 +145,7 @@ class WeightSync:
     async def go_back(self, number: int, history: int) -> None:
         """The trainer has gone back to this version, and a new history begins: every engine gets what the trainer has
         now, whatever it has or was being given. Nothing else may be asked of the engines meanwhile."""
-        await asyncio.gather(*self._swaps)
+        await asyncio.gather(*(self._end_swap(entry) for entry in self.fleet.entries.values()))
         self.history, self._swapping = history, False
         self._pushed, self._staged, self._offered = {}, None, None
         await self.publish(number)
@@ -158,10 +156,12 @@ class WeightSync:
             if entry.state == "starting":
                 self._newcomers.put_nowait(entry)
 
-    def close(self) -> None:
-        """The run has ended: engines are told nothing any more."""
-        for swap in self._swaps:
-            swap.cancel()
+    async def _end_swap(self, entry: EngineEntry) -> None:
+        """An engine whose swap was cut short still stands still."""
+        if entry.swapping and entry.state != "gone":
+            with self.fleet.surviving(entry), self._wait(f"{entry.id} to go on"):
+                await entry.control.resume()
+        entry.swapping = False
 
     async def welcome(self) -> None:
         """Let engines that join catch up, each by itself, until cancelled."""
@@ -193,7 +193,7 @@ class WeightSync:
                 raise
             return
         if entry.state == "starting":
-            await self._swap_all([entry], pushed)
+            await self._swap(entry, pushed)
 
     async def reached(self, number: int) -> None:
         """Waits until the engines have this version, or a newer one."""
@@ -222,27 +222,18 @@ class WeightSync:
             return echoed
         return None
 
-    async def _swap_all(self, entries: Sequence[EngineEntry], pushed: Fingerprint) -> list[float]:
-        """A swap that was begun comes to its end, also if the caller is cancelled: an engine that was told to stand
-        still is told to go on."""
-        swaps = [asyncio.ensure_future(self._swap(entry, pushed)) for entry in entries]
-        for swap in swaps:
-            self._swaps.add(swap)
-            swap.add_done_callback(self._swaps.discard)
-        if swaps:
-            await asyncio.wait(swaps)
-        return await asyncio.gather(*swaps)
-
     async def _swap(self, entry: EngineEntry, pushed: Fingerprint) -> float:
         """Between two steps of one engine, whatever the others do; returns how long it stood still."""
         control, stood = entry.control, self.clock.now()
         with self.fleet.surviving(entry):
+            entry.swapping = True  # noted before it is asked: it hears it, also if the update is cancelled meanwhile
             with self._wait(f"{entry.id} to end its step and stand still"):
                 await control.suspend()
             stood = self.clock.now()
             with self._wait(f"{entry.id} to commit version {Version(pushed.version)}"):
                 await control.commit(pushed.version)
                 self._check(entry, pushed, await control.stats())  # at once while it stands still
+                entry.swapping = False
                 await control.resume()
             entry.version = pushed.version
         return self.clock.now() - stood

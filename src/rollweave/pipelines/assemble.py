@@ -177,7 +177,6 @@ class Drive:
             await self.loop.checkpoints.save()
         finally:
             self.loop.scheduler.close()
-            self.loop.weights.close()
 
     async def advance(self) -> None:
         """From the version that the loop has to the last step; saves only when a checkpoint is due. If the trainer

@@ -51,7 +51,7 @@ class RecordedClock(Clock):
 class RecordedTrainer:
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
-        self.died = asyncio.Event()
+        self._dead = False
 
     async def train_step(self, batch: Batch) -> Metrics:
         await self._reach(f"train {batch.step}")
@@ -68,17 +68,19 @@ class RecordedTrainer:
         pass
 
     async def restart(self) -> None:
-        self.died.clear()
+        self._dead = False
+
+    def die(self) -> None:
+        """What it does now fails, or what it does next."""
+        self._dead = True
+        for name, gate in self._gates.items():
+            if name.startswith(("train ", "weights.publish ", "save ")):
+                gate.set()
 
     async def _reach(self, gate: str) -> None:
-        """Waits until the recording says that it is done, or that the trainer died of it."""
-        opening, dying = (asyncio.ensure_future(event.wait()) for event in (self._gates[gate], self.died))
-        try:
-            await asyncio.wait([opening, dying], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            opening.cancel()
-            dying.cancel()
-        if self.died.is_set():
+        if not self._dead:
+            await self._gates[gate].wait()
+        if self._dead:
             raise WorkerDied("as recorded", "trainer")
 
 

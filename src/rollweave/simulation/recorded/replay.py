@@ -187,7 +187,7 @@ class Player:
         """The trainer dies, and the pipeline with it. Then what the engines were being told comes to its end, and what
         happened once may happen again."""
         version = int(event.data["version"])  # type: ignore[arg-type]
-        self._trainer.died.set()
+        self._trainer.die()
         await self._settle(event)
         for gate in self._gates.values():
             gate.set()
