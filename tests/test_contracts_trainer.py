@@ -20,7 +20,7 @@ from rollweave.config.models import MODELS
 from rollweave.config.training import TrainingConfig
 from rollweave.observability.events import MemoryRecorder
 from rollweave.runtimes.inline import InlineTrainer
-from rollweave.runtimes.ray_clients import RayTrainer, Restarts
+from rollweave.runtimes.ray_clients import RayTrainer, Restarts, WorkerHandle
 from rollweave.runtimes.ray_nodes import NodeCarrier
 from rollweave.simulation.costs.training import TrainingCosts
 from rollweave.simulation.hardware.machines import GpuTrainer
@@ -55,7 +55,7 @@ class Torch(OnVirtualClock):
     @asynccontextmanager
     async def started(self, clock: Clock) -> AsyncIterator[Trainer]:
         core = TorchTrainer(self.policy, TrainingConfig(learning_rate=1e-3), seed=1)
-        yield InlineTrainer(core, MemoryStore(), clock, step_seconds=2.0)
+        yield InlineTrainer(lambda: core, MemoryStore(), clock, step_seconds=2.0)
 
 
 @dataclass
@@ -71,7 +71,13 @@ class Ray:
     async def started(self, clock: Clock) -> AsyncIterator[Trainer]:
         restarts = Restarts(MemoryRecorder())
         yield RayTrainer(
-            self.workers.trainer(), clock, Deadlines(), restarts, NodeCarrier(None), lambda worker, call: call
+            self.workers.trainer(),
+            clock,
+            Deadlines(),
+            restarts,
+            lambda node: NodeCarrier(None),
+            lambda worker, call: call,
+            _no_other,
         )
 
 
@@ -83,7 +89,12 @@ class Sharded(Ray):
     async def started(self, clock: Clock) -> AsyncIterator[Trainer]:
         group, restarts = self.workers.trainer_group(), Restarts(MemoryRecorder())
         await group.call("ready")
-        yield RayTrainer(group, clock, Deadlines(), restarts, NodeCarrier(None), lambda worker, call: call)
+        carry, reachable = (lambda node: NodeCarrier(None)), (lambda worker, call: call)
+        yield RayTrainer(group, clock, Deadlines(), restarts, carry, reachable, _no_other)
+
+
+async def _no_other() -> WorkerHandle:
+    raise AssertionError("its trainer does not die")
 
 
 def name_of(behaviour: Behaviour) -> str:

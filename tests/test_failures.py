@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 from bench.control.null import NullDialogue, NullEngine, NullScorer
+from bench.kill.check import problems
 from tests.hanging_world import HOST, Patient
 
 from fleets import proxy_of
@@ -27,6 +29,7 @@ from rollweave.config.control import RolloutConfig
 from rollweave.engines.protocol import Sampling
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.registry import EnvironmentFactory, maker
+from rollweave.observability.events import read_events, surviving
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Lease, Report
@@ -73,6 +76,16 @@ class Run:
     def events(self, name: str) -> list[dict[str, Any]]:
         return [event["data"] for event in _lines(self.out / "events.jsonl") if event["name"] == name]
 
+    def survived(self, name: str) -> list[dict[str, Any]]:
+        """Without what was undone when the run went back to a checkpoint."""
+        return [event.data for event in surviving(read_events(self.out / "events.jsonl")) if event.name == name]
+
+    def until_it_trains(self, step: int) -> None:
+        """Waits until the trainer has got the batch of this step."""
+        while not any(event["step"] >= step for event in self.events("batch.ready")):
+            assert self.process.poll() is None, "the run ended before"
+            time.sleep(0.01)
+
     def rows(self) -> list[dict[str, Any]]:
         return _lines(self.out / "metrics.jsonl")
 
@@ -82,7 +95,7 @@ class Run:
         assert self.process.returncode == 0
         summary: dict[str, Any] = json.loads((self.out / "summary.json").read_text())
         assert (summary["exit_reason"], summary["steps"]) == ("completed", self.steps)
-        trained = [group for batch in self.events("batch.ready") for group in batch["groups"]]
+        trained = [group for batch in self.survived("batch.ready") for group in batch["groups"]]
         assert len(trained) == len(set(trained)) == self.steps * GROUPS  # nothing twice
         assert set(trained) == set(range(len(trained)))  # nothing left out
         tasks, attempts = summary["tasks"], summary["attempts"]
@@ -137,13 +150,30 @@ def test_a_run_goes_on_when_its_engine_and_then_its_host_are_killed(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_run_goes_back_to_its_checkpoint_when_its_trainer_is_killed(tmp_path: Path) -> None:
+def test_a_trainer_that_is_killed_in_a_step_goes_back_to_its_checkpoint_without_engines_and_hosts(
+    tmp_path: Path,
+) -> None:
     run = Run(tmp_path / "run", 8, "checkpoint.every=2", "runtime.hosts=2")
     run.until_step(5)
+    run.until_it_trains(5)
+    others = {name: run.pid(name) for name in ("engine", "host-0", "host-1")}
+    first = run.pid("trainer")
     run.kill("trainer")
-    run.finish()
-    assert [event["version"] for event in run.events("run.resume")] == [4]
-    assert [row["step"] for row in run.rows()] == sorted({row["step"] for row in run.rows()})
+    run.until_step(8)
+    assert {name: run.pid(name) for name in others} == others and all(alive(pid) for pid in others.values())
+    summary = run.finish()
+    assert run.pid("trainer") != first
+    started = [event["worker"] for event in run.events("worker.ready")]
+    assert sorted(started) == ["engine", "host-0", "host-1", "trainer", "trainer"]
+    assert [event["worker"] for event in run.events("worker.died")] == ["trainer"]
+    assert [(event["version"], event["history"]) for event in run.events("run.back")] == [(4, 1)]
+    names = [event["name"] for event in _lines(run.out / "events.jsonl")]
+    back = names.index("run.back")
+    assert names.index("weights.commit", back) < names.index("episode.begin", back), "engines go back first"
+    assert [row["step"] for row in run.rows() if "lr" in row] == list(range(8))
+    (undone,) = run.events("attempts.undone")
+    assert summary["attempts"]["aborted"] >= undone["aborted"] > 0 and undone["tokens"] >= undone["ends"]["trained"] > 0
+    assert problems(run.out) == []
 
 
 def test_an_environment_that_hangs_does_not_outlive_its_host() -> None:

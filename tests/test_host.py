@@ -132,7 +132,7 @@ class Driver:
                 self.link.say(id, message)
             case Cancel(attempt=id):
                 self.link.say(f"cancel.{id}", message)
-            case Score(attempt=id):
+            case Score(call=id):
                 self.link.say(f"score.{id}", message)
 
 
@@ -285,13 +285,13 @@ def test_a_thread_that_a_cancelled_reward_leaves_behind_is_counted() -> None:
 
 def test_a_host_scores_what_another_one_played() -> None:
     other = Trajectory("9.0.0", 9, 0, TASK, outcome=Outcome.FINISHED)
-    driver, _ = rewarded((1.0, Score(other)), (ENDS + 1, Cancel("0.0.0")))
+    driver, _ = rewarded((1.0, Score(other, "9.0.0/0")), (ENDS + 1, Cancel("0.0.0")))
     assert [(scored.attempt, scored.rewards) for scored in driver.scored] == [("9.0.0", {"environment": 1.0})]
 
 
 def test_a_cancel_that_overtakes_the_score_of_a_foreign_trajectory_is_not_forgotten() -> None:
     other = Trajectory("9.0.0", 9, 0, TASK, outcome=Outcome.FINISHED)
-    script = [(1.0, Cancel("9.0.0")), (2.0, Score(other)), (ENDS + 1, Cancel("0.0.0"))]
+    script = [(1.0, Cancel("9.0.0/0")), (2.0, Score(other, "9.0.0/0")), (ENDS + 1, Cancel("0.0.0"))]
     driver, reward = rewarded(*script)
     assert (driver.scored, reward.finished) == ([], 0)
 

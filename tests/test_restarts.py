@@ -125,7 +125,7 @@ def test_every_statistic_is_known_as_counter_or_gauge() -> None:
 
 async def settle() -> None:
     """Let every task that can go on do so."""
-    for _ in range(20):
+    for _ in range(40):
         await asyncio.sleep(0)
 
 

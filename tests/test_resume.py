@@ -17,7 +17,7 @@ from rollweave.engines.protocol import EngineStats
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import ConfigError, RunFolderError, WorkerDied
 from rollweave.fleet.fleet import Fleet
-from rollweave.observability.events import MemoryRecorder, read_events
+from rollweave.observability.events import MemoryRecorder, read_events, surviving
 from rollweave.observability.metrics import MetricsWriter, read_metrics
 from rollweave.pipelines.assemble import assemble
 from rollweave.pipelines.checkpoints import DriverState
@@ -200,7 +200,7 @@ def curve(run: Path) -> list[Any]:
 
 
 def trained(run: Path) -> list[Any]:
-    ends = [event for event in read_events(run / "events.jsonl") if event.name == "task.end"]
+    ends = [event for event in surviving(read_events(run / "events.jsonl")) if event.name == "task.end"]
     return [event.data["group"] for event in ends if event.data["end"] == "trained"]
 
 

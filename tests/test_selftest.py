@@ -15,7 +15,7 @@ from rollweave.config.load import load_job
 from rollweave.engines.protocol import Sampling
 from rollweave.engines.torch.weights import FusedWeights
 from rollweave.runs import selftest
-from rollweave.runs.selftest import SelfTest, SelfTestStep, Version
+from rollweave.runs.selftest import SelfTest, SelfTestStep, VersionChecksums
 from rollweave.trajectory import Transform
 from rollweave.weights.store import MemoryStore
 
@@ -136,9 +136,9 @@ def test_it_runs_inline_unless_the_job_says_ray(tmp_path: Path) -> None:
 
 
 def test_versions_must_agree_with_each_other_and_with_every_engine() -> None:
-    good = [Version(1, "a", ("a", "a")), Version(2, "a", ("a", "a"))]
+    good = [VersionChecksums(1, "a", ("a", "a")), VersionChecksums(2, "a", ("a", "a"))]
     assert selftest.check_weights(good).status == "ok"
-    for bad in (Version(2, "b", ("b", "b")), Version(2, "a", ("a", "b"))):
+    for bad in (VersionChecksums(2, "b", ("b", "b")), VersionChecksums(2, "a", ("a", "b"))):
         check = selftest.check_weights([good[0], bad])
         assert check.status == "broken" and "version 2" in check.detail
 

@@ -6,6 +6,7 @@ import pytest
 
 from rollweave.engines.torch.engine import TorchEngine
 from rollweave.trajectory import Span
+from rollweave.versions import Version
 from torch_engine_reference import (
     Agreement,
     assert_raw_logprobs,
@@ -53,6 +54,19 @@ def test_keep_carries_the_cache_over_and_says_so() -> None:
     # The cache really is the old one: the new policy on its own cache would not give these log-probs.
     with pytest.raises(AssertionError):
         assert_raw_logprobs(NEW, PROMPT + first.tokens.tolist(), second)
+
+
+def test_keep_does_not_carry_a_cache_into_another_history() -> None:
+    """The trainer died and went back: what is here was computed by a version that is abandoned."""
+    engine = engine_of(OLD, in_flight="keep")
+    engine.add(request("a", PROMPT, max_tokens=12))
+    for _ in range(5):
+        engine.step()
+    update(engine, Version.of(1, 0), NEW)
+    first, second = run(engine)["a"].spans
+    assert [(s.version, s.kv_version) for s in (first, second)] == [(0, None), (Version.of(1, 0), None)]
+    assert engine.stats().recomputed_tokens >= len(PROMPT)
+    assert_raw_logprobs(NEW, PROMPT + first.tokens.tolist(), second)
 
 
 def test_keep_marks_later_turns_until_the_cache_is_gone() -> None:

@@ -18,9 +18,10 @@ from tests.world.world import SimulatedRun, World
 
 from rollweave.config.control import RollArtPipeline
 from rollweave.config.job import Job
-from rollweave.observability.events import MemoryRecorder
+from rollweave.observability.events import MemoryRecorder, surviving
 from rollweave.seeds import generator
 from rollweave.trajectory import Group, Outcome, Trajectory
+from rollweave.versions import Version
 
 
 def trained(run: SimulatedRun) -> Iterator[Trajectory]:
@@ -99,7 +100,8 @@ def oldest_tokens(run: SimulatedRun) -> dict[str, int]:
     oldest: dict[str, int] = {}
     for request, answered in run.witness.answered.items():
         lease = request.split("#")[0]
-        oldest[lease] = min([*answered.versions, oldest.get(lease, 10**9)])
+        numbers = [Version(version).number for version in set(answered.versions)]
+        oldest[lease] = min([*numbers, oldest.get(lease, 10**9)])
     return oldest
 
 
@@ -306,7 +308,8 @@ def weights_change_when_all_have_them(run: SimulatedRun) -> None:
             prepared[version].add(engine)
         elif engine in serving:
             assert serving <= prepared[version], f"engine {engine} took version {version} before all had it"
-            assert version == current[engine] + 1
+            goes_back = Version(version).history > Version(current[engine]).history
+            assert goes_back or version == current[engine] + 1
             current[engine] = version
         else:
             assert engine in prepared[version] and version > current[engine]
@@ -389,3 +392,99 @@ def check_resumed(job: Job, world: World, history: SimulatedRun) -> None:
     assert len(ended) + len(ledger.open_attempts) == ledger.issued
     tokens = sum(event["tokens"] for event in data(history, "attempt.end"))
     assert tokens == sum(ledger.tokens.values())
+
+
+# -------------------------------------------------------------------------------------------------------- going back
+
+
+def check_gone_back(job: Job, world: World, run: SimulatedRun) -> None:
+    """Of a run whose trainer died: what survives is as a run that was never cut, and the books have all the rest."""
+    recorder = MemoryRecorder()
+    recorder.events = surviving(run.recorder.events)
+    history = replace(run, recorder=recorder)
+    batches_are_whole(job, history)
+    trained_tokens_are_the_sampled_ones(job, history)
+    staleness_is_bounded(job, history)
+    no_task_is_forgotten(job, history)
+    tasks_end_once(history)
+    rewards_are_asked_for_again(history)
+    failures_are_no_rewards(job, world, history)
+    weights_change_when_all_have_them(run)
+    attempts_are_all_in_the_books(run, history)
+    what_was_abandoned_is_aborted(run)
+    engines_go_back_before_they_are_asked(run)
+    rows_have_every_token_once(run)
+
+
+def attempts_are_all_in_the_books(run: SimulatedRun, history: SimulatedRun) -> None:
+    """Each once, however often the run went back: as it ended in what survives, or as aborted."""
+    ledger = run.loop.scheduler.ledger
+    ledger.check()
+    survived = {event["id"]: event for event in data(history, "attempt.end")}
+    assert len(survived) == len(data(history, "attempt.end")), "an attempt ended twice"
+    ever = {event["id"]: event for event in data(run, "attempt.end") if event["id"] not in ledger.open_attempts}
+    ends = {id: survived[id]["end"] if id in survived else "aborted" for id in ever}
+    assert len(ends) + len(ledger.open_attempts) == ledger.issued
+    assert Counter(ends.values()) == {end.value: count for end, count in ledger.attempts.items() if count}
+    tokens: Counter[str] = Counter()
+    for id, end in ends.items():
+        tokens[end] += ever[id]["tokens"]
+    assert +tokens == +Counter({end.value: count for end, count in ledger.tokens.items()})
+    played = {request.split("#")[0] for request in run.witness.answered if not request.startswith("eval")}
+    assert played <= set(ever) | ledger.open_attempts, "an engine answered a lease that is in no book"
+    assert {member.id for member in trained(run)} == {id for id, end in ends.items() if end == "trained"}
+
+
+def abandoned(run: SimulatedRun, version: int) -> bool:
+    """Whether the run went back behind this version."""
+    name = Version(version)
+    backs = data(run, "run.back")
+    return any(back["history"] > name.history and back["version"] < name.number for back in backs)
+
+
+def what_was_abandoned_is_aborted(run: SimulatedRun) -> None:
+    """No token of an abandoned version is trained, or will be; its attempt ended as aborted."""
+    scheduler = run.loop.scheduler
+    tainted = {
+        request.split("#")[0]
+        for request, answered in run.witness.answered.items()
+        if any(abandoned(run, version) for version in set(answered.versions))
+    }
+    waiting = [member for group in scheduler.buffer.groups.values() for member in group.members]
+    waiting += [member for group in scheduler.running.values() for member in (*group.finished, *group.scoring.values())]
+    assert not tainted & {member.id for member in (*trained(run), *waiting)}
+    last = {event["id"]: number for number, event in enumerate(data(run, "attempt.end"))}
+    ended = {id: data(run, "attempt.end")[number]["end"] for id, number in last.items()}
+    backs = [event.time for event in run.recorder.named("run.back")]
+    for event in run.recorder.named("attempt.end"):
+        if event.data["id"] in tainted and backs and event.time > max(backs):
+            assert ended[str(event.data["id"])] == "aborted", event
+    for trajectory in (*trained(run), *waiting):
+        assert not any(abandoned(run, span.version) for span in trajectory.spans() if span.version is not None)
+
+
+def engines_go_back_before_they_are_asked(run: SimulatedRun) -> None:
+    """From the moment that the run goes back until the engines have the version of the checkpoint, nothing begins."""
+    waits_for: tuple[Any, Any] | None = None
+    for event in run.recorder.events:
+        if event.name == "run.back":
+            waits_for = event.data["version"], event.data["history"]
+        elif event.name == "weights.commit" and (event.data["version"], event.data["history"]) == waits_for:
+            waits_for = None
+        assert waits_for is None or event.name not in ("group.admit", "episode.begin", "eval.begin"), event
+    assert waits_for is None
+
+
+def rows_have_every_token_once(run: SimulatedRun) -> None:
+    """The rows that are left say what was trained, and name what was sampled and not trained."""
+    totals: Counter[str] = Counter()
+    for row in run.rows:
+        for key, value in row.items():
+            if key.startswith("tokens/wasted/"):
+                assert int(value) >= 0, row  # type: ignore[arg-type]
+                totals[key.removeprefix("tokens/wasted/")] += int(value)  # type: ignore[arg-type]
+    last = max(n for n, event in enumerate(run.recorder.events) if event.name == "step.end")
+    ledger: Any = run.recorder.events[last].data["ledger"]
+    booked = {end: count for end, count in ledger["tokens"].items() if end != "trained"}
+    totals.pop("lost", None)
+    assert +totals == +Counter(booked)

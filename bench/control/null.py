@@ -125,3 +125,6 @@ class NullTrainer:
 
     async def load(self, folder: Path) -> None:
         pass
+
+    async def restart(self) -> None:
+        pass

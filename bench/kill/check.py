@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollweave.environments.registry import source
-from rollweave.observability.events import read_events
+from rollweave.observability.events import read_events, surviving
 from rollweave.rollout.ledger import LedgerState, TaskEnd
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.resume import find
@@ -37,7 +37,7 @@ def _rows(folder: RunFolder) -> Iterator[str]:
 
 
 def _tasks(folder: RunFolder) -> Iterator[str]:
-    events = read_events(folder.events)
+    events = surviving(read_events(folder.events))
     admitted = [event.data["group"] for event in events if event.name == "group.admit"]
     if admitted != list(range(len(admitted))):
         yield f"tasks were lost or admitted twice: {admitted}"
@@ -59,7 +59,7 @@ def _books(folder: RunFolder) -> Iterator[str]:
         return
     state = start.driver.scheduler
     yield from _balance(state.ledger)
-    events = read_events(folder.events)
+    events = surviving(read_events(folder.events))
     admitted = {event.data["group"] for event in events if event.name == "group.admit"}
     ended = {event.data["group"] for event in events if event.name == "task.end"}
     if start.version * folder.job().rollout.groups_per_step != state.ledger.tasks.get(TaskEnd.TRAINED, 0):

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from rollweave.errors import UntrainableBatch
 from rollweave.tasks import Task
+from rollweave.versions import Version
 
 Number = TypeVar("Number", bound=np.generic)
 TokenIds = NDArray[np.int32]
@@ -164,7 +165,7 @@ class Span:
     raw_logprobs: Logprobs | None = None
     """Log-probs of the policy itself, before temperature, top-p and top-k."""
     version: int | None = None
-    """The policy version that drew these tokens. None: given."""
+    """The policy version that drew these tokens, as `Version` names it. None: given."""
     transform: Transform | None = None
     kv_version: int | None = None
     """The weights an older cache was computed with, if these tokens were drawn on one (`in_flight: keep`)."""
@@ -303,7 +304,7 @@ class Trajectory(_Measured):
 
     @property
     def oldest_version(self) -> int:
-        """The version its staleness is counted from: of its oldest sampled token, else of its admission."""
+        """The number that its staleness is counted from: of its oldest sampled token, else of its admission."""
         return (self._sizes or self._measure())[2]
 
     @property
@@ -314,7 +315,8 @@ class Trajectory(_Measured):
         given = sum(len(turn.observation.tokens) for turn in self.turns)
         answers = [span for turn in self.turns for span in turn.answer if span.version is not None]
         sampled = sum(len(span.tokens) for span in answers)
-        oldest = min((span.version for span in answers if span.version is not None), default=self.admitted_version)
+        versions = {span.version for span in answers if span.version is not None}
+        oldest = min((Version(version).number for version in versions), default=self.admitted_version)
         sizes = (given + sampled, sampled, oldest)
         self._note_sizes(sizes)
         return sizes

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tests.world.hosts import SimulatedHost
+from tests.world.trainer import SimulatedTrainer
 
 from rollweave.clock import Clock
 from rollweave.simulation.faults import EnginePlace
@@ -19,8 +20,9 @@ from rollweave.simulation.faults import EnginePlace
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    what: Literal["engine", "host", "join", "leave"]
-    """`engine` and `host`: one dies and has a successor. `join`: one engine more. `leave`: an engine goes in order."""
+    what: Literal["engine", "host", "trainer", "join", "leave"]
+    """`engine`, `host`, `trainer`: one dies and has a successor. `join`: one engine more. `leave`: an engine goes in
+    order."""
     number: int
     """Which one; counted modulo how many there are."""
     at: float
@@ -48,6 +50,7 @@ async def suffer(
     outages: Sequence[Outage],
     engines: Sequence[Seat],
     hosts: Sequence[SimulatedHost],
+    trainer: SimulatedTrainer,
     clock: Clock,
     tasks: asyncio.TaskGroup,
 ) -> None:
@@ -59,6 +62,8 @@ async def suffer(
             match outage.what:
                 case "host":
                     await _lose_host(hosts[outage.number % len(hosts)], outage.seconds, clock, tasks)
+                case "trainer":
+                    trainer.die(outage.seconds)
                 case "join":
                     seats.append(seats[0].beside(len(seats)))
                     seats[-1].begin()

@@ -34,7 +34,7 @@ from rollweave.fleet.fleet import EngineEntry, EngineRole, Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import MemoryRecorder
 from rollweave.pipelines.assemble import assemble
-from rollweave.pipelines.checkpoints import DriverState
+from rollweave.pipelines.checkpoints import DriverState, Kept
 from rollweave.pipelines.journal import MetricsRow
 from rollweave.pipelines.loop import Loop
 from rollweave.pipelines.permits import MakePermits
@@ -43,7 +43,7 @@ from rollweave.rollout.manager import Stage, TurnBarrier
 from rollweave.seeds import derive
 from rollweave.simulation.faults import see_every_failure
 from rollweave.tasks import SeedSource, Task
-from rollweave.training.checkpoint import DriverFiles
+from rollweave.training.checkpoint import DriverFiles, step_of
 
 CHECKPOINTS = Path("modelled")
 """Nothing is written there: the modelled trainer keeps its checkpoints to itself."""
@@ -82,6 +82,15 @@ class SimulatedRun:
     rows: list[MetricsRow] = field(default_factory=list)
     seconds: float = 0.0
 
+    async def rewind(self) -> Kept:
+        """To the trainer's newest checkpoint; rows that are written again are cut away, as a session does it."""
+        newest = max(self.trainer.saved, key=lambda name: step_of(Path(name)), default=None)
+        kept = Kept()
+        if newest is not None:
+            kept = Kept(CHECKPOINTS / newest, DriverState.load(self.trainer.saved[newest]).scheduler)
+        self.rows[:] = [row for row in self.rows if int(row["step"] or 0) < kept.scheduler.version]
+        return kept
+
 
 async def simulate(job: Job, world: World, clock: Clock, resume: DriverFiles | None = None) -> SimulatedRun:
     """Run the job's pipeline, unchanged, against modelled machinery.
@@ -109,14 +118,16 @@ async def simulate(job: Job, world: World, clock: Clock, resume: DriverFiles | N
         on_row=[lambda step, row: rows.append({"step": step, **row})],
     )
     run = SimulatedRun(drive.loop, trainer, engines, recorder, witness, rows)
+    drive.loop.checkpoints.rewind = run.rewind
     hosts = _hosts(control, world, clock, fleet, dispatcher)
     async with asyncio.TaskGroup() as tasks:
         see_every_failure(tasks)
         for host in hosts:
             host.begin(tasks)
-        trouble = tasks.create_task(suffer(world.outages, seats, hosts, clock, tasks), name="outages")
+        trouble = tasks.create_task(suffer(world.outages, seats, hosts, trainer, clock, tasks), name="outages")
         if resume is not None:
-            await drive.loop.checkpoints.restore(CHECKPOINTS, DriverState.load(resume).scheduler)
+            kept = DriverState.load(resume).scheduler
+            await drive.loop.checkpoints.restore(CHECKPOINTS / f"step-{kept.version}", kept)
         await drive.advance()
         run.seconds = clock.now()
         trouble.cancel()

@@ -27,6 +27,7 @@ from rollweave.config.cluster import Slowdown
 from rollweave.engines.protocol import Completion, EngineStats, KvAsk, KvRows, OnEnd, Request, SteppedEngine
 from rollweave.errors import EngineGone
 from rollweave.observability.memory import resident_mb
+from rollweave.versions import Version
 from rollweave.weights.buckets import Fingerprint
 from rollweave.weights.store import WeightStore
 
@@ -134,7 +135,7 @@ class EngineLoop:
     async def _be_slow(self, slowdown: Slowdown, before: EngineStats) -> None:
         """Wait for what the step would have taken more; a wait that is too long makes the next one shorter."""
         now = self._core.stats()
-        prefill, decode = slowdown.at(now.version)
+        prefill, decode = slowdown.at(Version(now.version).number)
         contexts = now.prefill_seconds - before.prefill_seconds
         answers = now.busy_seconds - before.busy_seconds - contexts
         self._waited.prefill_seconds += (prefill - 1) * contexts

@@ -61,6 +61,10 @@ class AlternatingTrainer:
         async with self._alone(), self._turn:
             await self.trainer.load(folder)
 
+    async def restart(self) -> None:
+        await self._turn.aclose()
+        await self.trainer.restart()
+
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
         """Around what wakes the trainer: with `sleep` the engines sleep meanwhile."""

@@ -27,6 +27,7 @@ from rollweave.errors import EngineGone
 from rollweave.fleet.affinity import Affinity, Figures, TaskProfile
 from rollweave.observability.events import Emitter, Recorder
 from rollweave.trajectory import Trajectory
+from rollweave.versions import Version
 
 EngineId = str
 """`h20-3/1`: pool, number in it, and life. The successor of an engine that died has another id."""
@@ -235,6 +236,8 @@ class EngineEntry:
     """The newest version that it has verified."""
     suspensions: int = 0
     """How often it was told to stand still."""
+    swapping: bool = False
+    """It was told to stand still once more, while it changes its weights."""
     seen: EngineStats = field(default_factory=EngineStats)
     """What it said of itself when it was last asked."""
 
@@ -269,7 +272,7 @@ class Fleet:
         self.entries: dict[EngineId, EngineEntry] = {}
         """In order of joining, which breaks ties."""
         self.revision = 0
-        self.version = 0
+        self.version = Version(0)
         """What the engines generate with; written by WeightSync alone."""
         self.on_join: Callable[[EngineEntry], None] = lambda entry: self._change(entry, "serving")
         """An engine that joins serves at once, unless there is a WeightSync: that lets it catch up first."""
@@ -313,7 +316,7 @@ class Fleet:
     def serve(self, entry: EngineEntry) -> None:
         """It holds the weights of the others, and stands still if they do."""
         assert entry.version == self.version, f"{entry.id} has version {entry.version}, the fleet {self.version}"
-        self._recorder.emit("engine.serve", engine=entry.id, version=entry.version)
+        self._recorder.emit("engine.serve", engine=entry.id, version=self.version.number)
         self._change(entry, "serving")
 
     def use(self, ids: Collection[EngineId]) -> None:

@@ -11,6 +11,9 @@ probe otherwise than the trainer: it counts as dead. An engine that dies meanwhi
 goes on with the others; an engine that joins catches up before it is asked. Engines may be one published version
 behind, not two: a store keeps two versions, and a newcomer asks for the one that the others have. With `blocking`
 transfer engines stand still while a version travels: the baseline that the background transfer is compared with.
+
+Pipelines speak of versions by their numbers. Here they get their names (`versions.py`): when the trainer has gone back
+to a checkpoint, `go_back` begins a new history, and what was pushed or staged in the old one has another name.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from rollweave.engines.protocol import EngineStats
 from rollweave.errors import EngineGone
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.observability.events import Emitter
+from rollweave.observability.jsonl import Json
 from rollweave.training.protocol import Trainer
+from rollweave.versions import Version
 from rollweave.weights.buckets import Fingerprint, WeightMismatch
 from rollweave.weights.probe import probe_gap
 from rollweave.weights.store import WeightStoreError
@@ -48,12 +53,14 @@ class WeightSync:
     """Spent on weights since the start: pushing, staging, committing."""
     sync_exposed_seconds: float = 0.0
     """The part of it in which the engines stood still."""
-    _pushed: dict[int, Fingerprint] = field(default_factory=dict)
+    history: int = 0
+    """How often the trainer has gone back."""
+    _pushed: dict[Version, Fingerprint] = field(default_factory=dict)
     """The versions that engines have or may be given; none: they have what they were made from."""
     _swapping: bool = False
     """Some engines may have the next version already."""
-    _staged: int | None = None
-    _offered: int | None = None
+    _staged: Version | None = None
+    _offered: Version | None = None
     """The newest version that engines may be given."""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     """Something was published or committed."""
@@ -65,7 +72,7 @@ class WeightSync:
         self.fleet.name_wait = lambda what: self.clock.wait("fleet", what, self.timeout)
 
     @property
-    def version(self) -> int:
+    def version(self) -> Version:
         """What the engines generate with."""
         return self.fleet.version
 
@@ -74,9 +81,14 @@ class WeightSync:
         """Of the newest version published."""
         return self._pushed[max(self._pushed)].checksum if self._pushed else ""
 
-    async def publish(self, version: int) -> None:
+    def named(self, number: int) -> Version:
+        """The version of this number in the present history."""
+        return Version.of(self.history, number)
+
+    async def publish(self, number: int) -> None:
         """The trainer hands over what it has. Engines get it with `stage` and `commit`, which need not be awaited
         before the next train step; what was published before must have arrived."""
+        version = self.named(number)
         await self._until(
             lambda: self._offered in (None, self.version), f"the engines to have the version before {version}"
         )
@@ -84,19 +96,21 @@ class WeightSync:
             async with self.fleet.standing():
                 stood = self.clock.now()
                 await self._push(version)
-                await self.stage(version)
+                await self.stage(number)
             self.sync_exposed_seconds += self.clock.now() - stood
         else:
             await self._push(version)
         self._offered = version
         self._news.set()
 
-    async def published(self, version: int) -> None:
+    async def published(self, number: int) -> None:
         """Waits until there is this version to be had; training may take as long as it likes."""
+        version = self.named(number)
         await self._until(lambda: version in (self.version, self._offered), f"the trainer to finish version {version}")
 
-    async def stage(self, version: int) -> None:
+    async def stage(self, number: int) -> None:
         """Every engine pulls and verifies the version that is published, beside what it generates."""
+        version = self.named(number)
         if version in (self.version, self._staged):
             return
         started = self.clock.now()
@@ -105,13 +119,14 @@ class WeightSync:
         self._staged = version
         self.sync_seconds += seconds
         checksums = [fingerprint.checksum for fingerprint in echoed if fingerprint is not None]
-        self.recorder.emit("weights.stage", version=version, echoed=checksums, seconds=seconds)
+        self._tell("weights.stage", version, echoed=checksums, seconds=seconds)
 
-    async def commit(self, version: int) -> None:
+    async def commit(self, number: int) -> None:
         """stage, then suspend → update → resume. What becomes of answers under way is the engines' `in_flight`."""
+        version = self.named(number)
         if version == self.version:
             return
-        await self.stage(version)
+        await self.stage(number)
         pushed = self._pushed[version]
         while late := [entry for entry in self.fleet.living() if entry.staged != version]:  # they joined meanwhile
             await asyncio.gather(*(self._prepare(entry, pushed) for entry in late))
@@ -121,11 +136,32 @@ class WeightSync:
         self._swapping = False
         seconds, exposed = self.clock.now() - started, max(stood, default=0.0)
         self.fleet.version = version
-        self._pushed = {number: pushed for number, pushed in self._pushed.items() if number >= version}
+        self._pushed = {name: pushed for name, pushed in self._pushed.items() if name >= version}
         self.sync_seconds += seconds
         self.sync_exposed_seconds += exposed
-        self.recorder.emit("weights.commit", version=version, seconds=seconds, exposed_seconds=exposed)
+        self._tell("weights.commit", version, seconds=seconds, exposed_seconds=exposed)
         self._news.set()
+
+    async def go_back(self, number: int, history: int) -> None:
+        """The trainer has gone back to this version, and a new history begins: every engine gets what the trainer has
+        now, whatever it has or was being given. Nothing else may be asked of the engines meanwhile."""
+        await asyncio.gather(*(self._end_swap(entry) for entry in self.fleet.entries.values()))
+        self.history, self._swapping = history, False
+        self._pushed, self._staged, self._offered = {}, None, None
+        await self.publish(number)
+        await self.commit(number)
+        while not self._newcomers.empty():
+            self._newcomers.get_nowait()
+        for entry in self.fleet.entries.values():
+            if entry.state == "starting":
+                self._newcomers.put_nowait(entry)
+
+    async def _end_swap(self, entry: EngineEntry) -> None:
+        """An engine whose swap was cut short still stands still."""
+        if entry.swapping and entry.state != "gone":
+            with self.fleet.surviving(entry), self._wait(f"{entry.id} to go on"):
+                await entry.control.resume()
+        entry.swapping = False
 
     async def welcome(self) -> None:
         """Let engines that join catch up, each by itself, until cancelled."""
@@ -148,7 +184,7 @@ class WeightSync:
         except DeadlineExceeded as late:
             self.fleet.lose(entry.id, str(late))
 
-    async def _give(self, entry: EngineEntry, version: int) -> None:
+    async def _give(self, entry: EngineEntry, version: Version) -> None:
         pushed = self._pushed[version]  # not to be had any more once the others have the next but one
         try:
             await self._prepare(entry, pushed)
@@ -159,28 +195,27 @@ class WeightSync:
         if entry.state == "starting":
             await self._swap(entry, pushed)
 
-    async def reached(self, version: int) -> None:
+    async def reached(self, number: int) -> None:
         """Waits until the engines have this version, or a newer one."""
-        await self._until(lambda: self.version >= version, f"the engines to have version {version}")
+        version = self.named(number)
+        await self._until(lambda: self.version >= version, f"the engines to have version {number}")
 
-    async def _push(self, version: int) -> None:
+    async def _push(self, version: Version) -> None:
         started = self.clock.now()
         with self._wait(f"the trainer to push version {version}"):
-            pushed = self._pushed[version] = await self.trainer.publish(version)
+            pushed = self._pushed[version] = await self.trainer.publish(int(version))
         seconds, buckets = self.clock.now() - started, len(pushed.buckets)
         self.sync_seconds += seconds
-        self.recorder.emit(
-            "weights.publish", version=version, checksum=pushed.checksum, buckets=buckets, seconds=seconds
-        )
+        self._tell("weights.publish", version, checksum=pushed.checksum, buckets=buckets, seconds=seconds)
 
     async def _prepare(self, entry: EngineEntry, pushed: Fingerprint) -> Fingerprint | None:
         """Returns what it has verified; None if it is gone."""
         with self.fleet.surviving(entry):
-            with self._wait(f"{entry.id} to prepare version {pushed.version}"):
+            with self._wait(f"{entry.id} to prepare version {Version(pushed.version)}"):
                 echoed = await entry.control.prepare(pushed.version)
             if difference := pushed.differs(echoed):
                 raise WeightMismatch(
-                    f"{entry.id} staged other weights than the trainer published as version {pushed.version} "
+                    f"{entry.id} staged other weights than the trainer published as version {Version(pushed.version)} "
                     f"({difference}): what passed between them is corrupt, and the run stops before it trains on it"
                 )
             entry.staged = pushed.version
@@ -191,12 +226,14 @@ class WeightSync:
         """Between two steps of one engine, whatever the others do; returns how long it stood still."""
         control, stood = entry.control, self.clock.now()
         with self.fleet.surviving(entry):
+            entry.swapping = True  # noted before it is asked: it hears it, also if the update is cancelled meanwhile
             with self._wait(f"{entry.id} to end its step and stand still"):
                 await control.suspend()
             stood = self.clock.now()
-            with self._wait(f"{entry.id} to commit version {pushed.version}"):
+            with self._wait(f"{entry.id} to commit version {Version(pushed.version)}"):
                 await control.commit(pushed.version)
                 self._check(entry, pushed, await control.stats())  # at once while it stands still
+                entry.swapping = False
                 await control.resume()
             entry.version = pushed.version
         return self.clock.now() - stood
@@ -205,15 +242,19 @@ class WeightSync:
         """Raises EngineGone if it does not compute with the weights that it holds, and that every other engine can."""
         if (held.version, held.checksum) != (pushed.version, pushed.checksum):
             raise WeightMismatch(
-                f"{entry.id} holds version {held.version} ({held.checksum}) where version {pushed.version} "
-                f"({pushed.checksum}) was committed: the run stops before it trains on answers of unknown weights"
+                f"{entry.id} holds version {Version(held.version)} ({held.checksum}) where version "
+                f"{Version(pushed.version)} ({pushed.checksum}) was committed: the run stops before it trains on "
+                "answers of unknown weights"
             )
         if pushed.probe and (gap := probe_gap(pushed.probe, held.probe)) > self.probe_tolerance:
             raise EngineGone(
                 f"{entry.id} scores the probe {gap:.1e} nats away from the trainer after it committed version "
-                f"{pushed.version}, and {self.probe_tolerance:.0e} is the limit (weights.probe_tolerance): it does not "
-                "compute with the weights that it was given, and is given up before it samples"
+                f"{Version(pushed.version)}, and {self.probe_tolerance:.0e} is the limit (weights.probe_tolerance): it "
+                "does not compute with the weights that it was given, and is given up before it samples"
             )
+
+    def _tell(self, event: str, version: Version, **data: Json) -> None:
+        self.recorder.emit(event, version=version.number, history=version.history, **data)
 
     async def _until(self, true: Callable[[], bool], what: str) -> None:
         """It has no deadline of its own: what it waits for, an update or a train step, has some."""

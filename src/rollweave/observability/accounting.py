@@ -92,6 +92,17 @@ class Accountant:
         self.sample(last)  # those rows are written
         self.tokens.settle()  # what was being played is gone: lost in the first row to come
 
+    def _go_back(self, version: int, complete: list[int], open: list[tuple[int, int]], time: float) -> None:
+        """To a checkpoint: these groups are complete or open again. Episodes of others are still being played, until
+        they are heard of."""
+        self.tokens.go_back(version)
+        self.work.groups = {group: WatchedGroup(group, began, time) for group, began in open}
+        self.work.scoring.clear()
+        self.queue.complete = dict.fromkeys(complete, time)
+        self.queue.trainer_asked = None
+        self.loop.stop(time)
+        self._evaluating = False
+
     def _follow_work(self, name: str, time: float, data: dict[str, Any]) -> None:
         """Events of groups, episodes, rewards and attempts."""
         match name:
@@ -139,6 +150,8 @@ class Accountant:
                 self.work.groups.pop(data["group"], None)
             case "batch.ready":
                 self.queue.serve(data["groups"], time)
+            case "attempts.undone":
+                self.tokens.undo(data["ends"], data["tokens"], data["open"])
 
     def _follow_loop(self, name: str, time: float, data: dict[str, Any]) -> None:
         """Events of the run's loop and of its workers."""
@@ -151,7 +164,10 @@ class Accountant:
                 self.loop.end(data["phase"], time)
                 if data["phase"] == "get_batch":
                     self.queue.answered(time)
+            case "run.back":
+                self._go_back(data["version"], data["complete"], data["open"], time)
             case "checkpoint.begin":
+                self.tokens.mark(data["version"])
                 self.loop.begin("save", time)
             case "checkpoint.saved":
                 self.loop.end("save", time)

@@ -21,9 +21,13 @@ FLUSH_EVERY = 256
 
 FLUSH_ON = frozenset({
     "batch.ready", "eval.end", "checkpoint.saved",
-    "run.start", "run.end", "worker.died", "worker.restarted", "wait.slow",
+    "run.start", "run.back", "run.end", "worker.died", "worker.restarted", "wait.slow",
 })  # fmt: skip
 """Events after which all events so far must be on disk: the end of a step, and events that a person looks for."""
+
+
+NOT_UNDONE = ("run.", "engine.", "fleet.", "host.", "worker.", "node.", "driver.")
+"""How the names of events begin that stay true when the run goes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,23 @@ class EventFile(Appender):
         self.append({"time": round(event.time, 6), "name": event.name, "data": event.data})
         if event.name in FLUSH_ON:
             self.flush()
+
+
+def surviving(events: Iterable[Event]) -> list[Event]:
+    """Without the work that was undone when the run went back to a checkpoint: what came between both. Of engines,
+    hosts and machines all stays, because they lived on."""
+    kept: list[Event] = []
+    for event in events:
+        if event.name == "run.back":
+            first = 1 + max((n for n, one in enumerate(kept) if _is_checkpoint(one, event)), default=-1)
+            kept[first:] = [one for one in kept[first:] if one.name.startswith(NOT_UNDONE)]
+        kept.append(event)
+    return kept
+
+
+def _is_checkpoint(event: Event, back: Event) -> bool:
+    """Whether that is where the run went back to."""
+    return event.name == "checkpoint.begin" and event.data["version"] == back.data["version"]
 
 
 def read_events(path: Path) -> list[Event]:

@@ -11,7 +11,7 @@ LoopTime     what the run's loop is doing now, and how much time each phase has 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 
 from rollweave.observability.catalogue import part
@@ -228,6 +228,8 @@ class TokenBooks:
         self._unbooked: dict[str, int] = {}
         """Tokens of finished episodes whose attempts the ledger has not ended yet."""
         self._last: dict[str, int] = {}
+        self._marks: dict[int, dict[str, int]] = {}
+        """By version: the totals at its checkpoint."""
 
     def sampled(self, tokens: int, thrown_away: int) -> None:
         """Engines sampled these tokens, and discarded some of them themselves."""
@@ -244,6 +246,21 @@ class TokenBooks:
     @property
     def in_flight(self) -> int:
         return self.generated - self.evaluation - self.booked.total()
+
+    def mark(self, version: int) -> None:
+        """A checkpoint is made, after the row of its last step."""
+        self._marks[version] = dict(self._last)
+
+    def go_back(self, version: int) -> None:
+        """To a checkpoint. The rows since then are gone, so the next one has what they had."""
+        self._last = dict(self._marks.get(version, {}))
+
+    def undo(self, ends: Mapping[str, int], aborted: int, open: Mapping[str, int]) -> None:
+        """What was booked since the checkpoint, by end, is booked as aborted now, but for attempts that are open
+        again."""
+        self.booked.subtract(ends)
+        self.booked["aborted"] += aborted
+        self._unbooked |= open
 
     def settle(self) -> None:
         """Book missing tokens as lost. Called when nothing is being generated."""
@@ -287,6 +304,11 @@ class LoopTime:
     def end(self, phase: str, time: float) -> None:
         self._advance(time)
         self._open = [one for one in self._open if one[0] != phase]
+
+    def stop(self, time: float) -> None:
+        """No phase goes on."""
+        self._advance(time)
+        self._open = []
 
     def totals(self, now: float) -> dict[str, float]:
         """Seconds of each phase since the start."""

@@ -24,13 +24,18 @@ class TensorBoardWriter:
 
     def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
         """`resumed_at` is the next step of a resumed run: TensorBoard hides older values from that step on."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
         from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
 
         folder.mkdir(parents=True, exist_ok=True)
         self._writer: Any = EventFileWriter(str(folder))
         if resumed_at is not None:
-            self._writer.add_event(Event(step=resumed_at, session_log=SessionLog(status=SessionLog.START)))
+            self.go_back(resumed_at)
+
+    def go_back(self, step: int) -> None:
+        """From now on TensorBoard hides the values that it has from this step on."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
+
+        self._writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -63,6 +68,11 @@ class MetricsWriter:
             numbers = {key: float(x) for key, x in row.items() if isinstance(x, float | int) and key != "step"}
             self._board.write(step, numbers)
         return row
+
+    def go_back(self, step: int) -> None:
+        """The rows from this step on were cut away."""
+        if self._board is not None:
+            self._board.go_back(step)
 
     def close(self) -> None:
         self._lines.close()

@@ -92,6 +92,8 @@ class Timeline:
             case "turn.end":
                 arguments = {"turn": data["id"], "tokens": data["tokens"], "engine": data["engine"]}
                 self._slice(ENGINES, data["engine"] + 1, data["task"], time - data["seconds"], time, arguments)
+            case "run.back":
+                self._buffered = len(data["complete"])
             case "group.complete":
                 self._buffered += 1
                 self._count("groups complete", time, self._buffered)

@@ -13,6 +13,7 @@ from typing import Any
 
 from rollweave.observability.jsonl import Appender
 from rollweave.trajectory import Span, Trajectory, Turn
+from rollweave.versions import Version
 
 Decode = Callable[[list[int]], str]
 
@@ -63,7 +64,7 @@ def _turn(turn: Turn, decode: Decode) -> dict[str, Any]:
 
 def _versions(spans: list[Span]) -> list[list[int]]:
     """The parts of an answer as [version, number of tokens], which shows where the policy changed within it."""
-    sampled = ((span.version, len(span.tokens)) for span in spans if span.version is not None)
+    sampled = ((Version(span.version).number, len(span.tokens)) for span in spans if span.version is not None)
     return [[version, sum(n for _, n in run)] for version, run in groupby(sampled, key=lambda pair: pair[0])]
 
 

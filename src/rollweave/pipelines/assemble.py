@@ -25,7 +25,7 @@ from rollweave.config.control import (
     SyncPlusPipeline,
 )
 from rollweave.engines.protocol import Sampling
-from rollweave.errors import first_cause
+from rollweave.errors import RollweaveError, WorkerDied, first_cause
 from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.weight_sync import WeightSync
 from rollweave.observability.events import Emitter, Recorder
@@ -47,6 +47,7 @@ from rollweave.rollout.scoring import HostBackend, Scoring
 from rollweave.rollout.staleness import StalenessBound
 from rollweave.tasks import Cursor, Task, TaskSource
 from rollweave.training.protocol import Trainer
+from rollweave.weights.store import WeightsLost
 
 Pipeline = Callable[[Loop, int, int], Awaitable[None]]
 
@@ -142,6 +143,15 @@ def _sampling(config: SamplingConfig, stop_tokens: tuple[int, ...]) -> Sampling:
     return Sampling(config.max_tokens, config.temperature, config.top_p, config.top_k, stop_tokens, config.stop)
 
 
+def _trainer_died(error: RollweaveError | ExceptionGroup[Exception]) -> bool:
+    """Whether that is what happened, and nothing besides but what may follow from it."""
+    if isinstance(error, ExceptionGroup):
+        return all(isinstance(cause, RollweaveError | ExceptionGroup) for cause in error.exceptions) and any(
+            _trainer_died(cause) for cause in error.exceptions if isinstance(cause, RollweaveError | ExceptionGroup)
+        )
+    return isinstance(error, WeightsLost) or (isinstance(error, WorkerDied) and error.worker.startswith("trainer"))
+
+
 @dataclass(slots=True)
 class Drive:
     """A loop, its pipeline, and what runs beside it."""
@@ -171,7 +181,21 @@ class Drive:
             self.loop.scheduler.close()
 
     async def advance(self) -> None:
-        """From the version that the loop has to the last step; saves only when a checkpoint is due."""
+        """From the version that the loop has to the last step; saves only when a checkpoint is due. If the trainer
+        dies, it goes back to the newest checkpoint."""
+        died = False
+        while True:
+            try:
+                if died:
+                    await self.loop.go_back()
+                return await self._stretch()
+            except (RollweaveError, ExceptionGroup) as error:
+                if not _trainer_died(error) or not self.loop.checkpoints.may_go_back():
+                    raise
+                died = True
+
+    async def _stretch(self) -> None:
+        """To the last step, or until the trainer dies."""
         async with asyncio.TaskGroup() as tasks:
             beside = [tasks.create_task(self.loop.weights.welcome(), name="newcomers")]
             if self.concurrency is not None:

@@ -5,7 +5,8 @@ The trainer writes all files; the driver's part, `state/driver.json` and its sid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +75,17 @@ class DriverState:
 
 _STATE = adapter(DriverState)
 
+LIVES_PER_CHECKPOINT = 3
+"""A trainer that dies that often after the same checkpoint would die again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where a run goes back to: a checkpoint, or its start."""
+
+    folder: Path | None = None
+    scheduler: SchedulerState = field(default_factory=SchedulerState)
+
 
 @dataclass(slots=True)
 class Checkpoints:
@@ -86,6 +98,10 @@ class Checkpoints:
     recorder: Emitter
     describe: Callable[[SchedulerState], DriverState] = DriverState
     """What to keep around the scheduler's state: a session adds its logs and its job."""
+    rewind: Callable[[], Awaitable[Kept]] | None = None
+    """Finds where the run goes back to when its trainer dies. None: it ends."""
+    _deaths: Counter[int | None] = field(default_factory=Counter)
+    """Of the trainer, by the checkpoint before."""
 
     async def save_if_due(self) -> None:
         """Between two steps."""
@@ -115,10 +131,17 @@ class Checkpoints:
             with suppress(RollweaveError):  # the failure that led here says more
                 await self.save()
 
+    def may_go_back(self) -> bool:
+        """The trainer has died: whether to go on with another one."""
+        self._deaths[self.state.saved] += 1
+        few = self._deaths[self.state.saved] <= LIVES_PER_CHECKPOINT
+        return few and self.rewind is not None and not self.state.stopping
+
     async def restore(self, folder: Path, kept: SchedulerState) -> None:
         """Go on from a checkpoint: first the trainer, then the engines, then the books, which issue leases again."""
         await self.trainer.load(folder)
-        if kept.version != self.weights.version:
+        self.weights.history = kept.history
+        if self.weights.named(kept.version) != self.weights.version:
             await self.weights.publish(kept.version)
             await self.weights.commit(kept.version)
         self.scheduler.restore(kept)

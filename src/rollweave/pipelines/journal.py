@@ -19,6 +19,7 @@ from rollweave.observability.metrics import Value
 from rollweave.observability.phases import BusyTime, IdleMeter, Phase, StepClock
 from rollweave.rollout.evaluation import Evaluation
 from rollweave.rollout.scheduler import RolloutScheduler
+from rollweave.rollout.state import SchedulerState
 from rollweave.training.protocol import Metrics
 from rollweave.trajectory import Batch, Outcome, Trajectory
 
@@ -94,6 +95,16 @@ class Journal:
         """Go on counting where an earlier process of the run stopped."""
         self._began -= elapsed
         self.accountant.resume(events, rows)
+
+    def go_back(self, kept: SchedulerState, history: int) -> None:
+        """Say where the run goes back to, and what is complete or open there."""
+        self.recorder.emit(
+            "run.back",
+            version=kept.version,
+            history=history,
+            complete=[group.id for group in kept.buffered],
+            open=[[group.id, group.version] for group in kept.open],
+        )
 
     def _books(self) -> MetricsRow:
         books, scheduler = self.scheduler.ledger.summary(), self.scheduler

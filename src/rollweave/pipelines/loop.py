@@ -62,6 +62,26 @@ class Loop:
         await self.checkpoints.save_if_due()
         return state.done or state.stopping
 
+    async def go_back(self) -> None:
+        """The trainer has died. A new one goes on from the newest checkpoint, and a new history begins there. Engines
+        and hosts live on: engines get the weights of the checkpoint before they are asked again, and what was sampled
+        since then ends as aborted."""
+        state, checkpoints = self.state, self.checkpoints
+        assert checkpoints.rewind is not None, "see may_go_back"
+        state.trainer_busy = True
+        kept = await checkpoints.rewind()
+        version, history = kept.scheduler.version, self.weights.history + 1
+        self.journal.go_back(kept.scheduler, history)
+        self.evaluation.give_up(history)
+        self.scheduler.go_back(kept.scheduler)
+        await self.trainer.restart()
+        if kept.folder is not None:
+            await self.trainer.load(kept.folder)
+        await self.weights.go_back(version, history)
+        self.scheduler.go_on(kept.scheduler, history)
+        state.version, state.saved = version, version if kept.folder is not None else None
+        state.trainer_busy = False
+
     async def finish_run(self) -> None:
         """Bring the last version to the engines and evaluate it, unless the user wants to go."""
         if self.state.stopping:

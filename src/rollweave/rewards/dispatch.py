@@ -13,6 +13,9 @@ from typing import Protocol
 from rollweave.rewards.scorer import PARTS, THREADS_LEFT
 from rollweave.trajectory import Trajectory
 
+NOT_WANTED = "not wanted any more"
+"""The failure of a call that was given up. It is said only if threads are left, and is no answer to a later call."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:

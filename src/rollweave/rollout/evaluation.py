@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 from rollweave.clock import Clock
 from rollweave.config.control import EvaluationConfig, RolloutConfig
@@ -23,6 +24,7 @@ from rollweave.rollout.scoring import Scoring
 from rollweave.seeds import derive
 from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory
+from rollweave.versions import marked
 
 EVALUATION_GROUP = -1
 """Evaluation episodes belong to no group."""
@@ -64,6 +66,10 @@ class Evaluator:
     _failures: Counter[int] = field(default_factory=Counter)
     """By task. A host that dies is not counted."""
     _tokens: int = 0
+    _open: dict[str, Literal["played", "scored"]] = field(default_factory=dict)
+    """By attempt: what happens to it now."""
+    history: int = 0
+    """Of the run, as in `Leasing`."""
 
     def due(self, version: int) -> bool:
         """Whether this version is to be evaluated."""
@@ -104,6 +110,16 @@ class Evaluator:
         if self._under_way:
             await self._wait("pipeline")
 
+    def give_up(self, history: int) -> None:
+        """The run goes back, and a new history begins: an evaluation under way is of a version that is abandoned."""
+        given_up, self._open = self._open, {}
+        for attempt, state in given_up.items():
+            if state == "scored":
+                self.scoring.forget(attempt)
+            else:
+                self.dispatcher.cancel(attempt)
+        self._version, self._under_way, self.history = -1, False, history
+
     def reached_target(self, evaluation: Evaluation | None, step: int) -> bool:
         """Whether this evaluation, taken after a step, reaches the target."""
         target = self.config.target
@@ -122,7 +138,7 @@ class Evaluator:
 
     def _submit(self, index: int, tries: int) -> None:
         lease = Lease(
-            id=f"eval.{self._version}.{index}.{tries}",
+            id=marked(f"eval.{self._version}.{index}.{tries}", self.history),
             group=EVALUATION_GROUP,
             member=index,
             tries=tries,
@@ -131,14 +147,20 @@ class Evaluator:
             sampling=self.sampling,
             version=self._version,
         )
+        self._open[lease.id] = "played"
+        if tries:
+            self.recorder.emit("eval.retry", id=lease.id)
         self.dispatcher.submit([lease], self._on_report, first=True)
 
     def _on_report(self, lease: Lease, report: Report) -> None:
         trajectory = report.trajectory
+        if self._open.pop(lease.id, None) is None:
+            return  # it was given up
         self._tokens += trajectory.sampled_tokens
         if report.host_died:
             self._submit(lease.member, lease.tries + 1)
         elif report.awaited:
+            self._open[lease.id] = "scored"
             self.scoring.score(trajectory, report.host, report.awaited, partial(self._on_end, lease))
         else:
             ended = trajectory.outcome is not None and trajectory.outcome.trainable
@@ -146,6 +168,7 @@ class Evaluator:
 
     def _on_end(self, lease: Lease, trajectory: Trajectory, succeeded: bool) -> None:
         """Played and scored, or failed on the way."""
+        self._open.pop(lease.id, None)
         self._failures[lease.member] += not succeeded
         if succeeded:
             self._finished.append(trajectory)

@@ -19,6 +19,7 @@ from rollweave.rollout.link import Lease
 from rollweave.rollout.state import OpenGroup
 from rollweave.seeds import derive, generator
 from rollweave.tasks import Task
+from rollweave.versions import marked
 
 StalenessPolicy = Literal["wait", "requeue", "drop", "start_only"]
 """What becomes of running work that would exceed the bound. `start_only`: nothing, the bound is not enforced."""
@@ -95,6 +96,8 @@ class Leasing:
     on_report: OnReport
     unwanted: dict[str, AttemptEnd] = field(default_factory=dict)
     """Attempts that were cancelled, until they are reported: what they end as."""
+    history: int = 0
+    """Of the run: the attempts of an abandoned one are not to be taken for those that are made now."""
 
     def issue(self, group: RunningGroup, members: Iterable[int], first: bool = False) -> None:
         """Lease these members; `first`: ahead of the leases that wait for a slot."""
@@ -124,7 +127,7 @@ class Leasing:
         tries = group.tries.get(member, 0)
         group.tries[member] = tries + 1
         lease = Lease(
-            id=f"{group.id}.{member}.{tries}",
+            id=marked(f"{group.id}.{member}.{tries}", self.history),
             group=group.id,
             member=member,
             tries=tries,

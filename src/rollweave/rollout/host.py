@@ -17,7 +17,7 @@ import itertools
 from rollweave.fleet.fleet import EngineId, FleetUpdate
 from rollweave.fleet.router import Route
 from rollweave.observability.waits import SCORING
-from rollweave.rewards.dispatch import Scored
+from rollweave.rewards.dispatch import NOT_WANTED, Scored
 from rollweave.rollout.link import Cancel, Endpoint, LateAnswers, Lease, Moved, Score, ToDriver, ToHost, Transport
 from rollweave.rollout.manager import EnvManager, Stage, score
 from rollweave.trajectory import Trajectory
@@ -28,7 +28,7 @@ class EnvHost:
         self._stage = stage
         self._tasks: asyncio.TaskGroup | None = None
         self._early: dict[str, Lease | Score] = {}
-        """By attempt: heard before `run` began."""
+        """By attempt, or by the call of a `Score`, as everything below: heard before `run` began."""
         self._playing: dict[str, EnvManager] = {}
         self._cancelled: set[str] = set()
         """Leases that were cancelled before they, or their `Score`, arrived."""
@@ -51,7 +51,7 @@ class EnvHost:
 
     def _hear(self, message: ToHost) -> None:
         match message:
-            case Lease(id=attempt) | Score(attempt=attempt):
+            case Lease(id=attempt) | Score(call=attempt):
                 self._begin(attempt, message)
             case Cancel(attempt=attempt):
                 self._cancel(attempt)
@@ -79,7 +79,7 @@ class EnvHost:
         elif attempt in self._cancelled:  # a Cancel has overtaken it
             self._cancelled.discard(attempt)
         else:
-            self._begin_scoring(message.trajectory, self._tasks)
+            self._begin_scoring(message.trajectory, message.call, self._tasks)
 
     def _begin_playing(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
         manager = self._playing[lease.id] = EnvManager(self._stage, lease)
@@ -102,20 +102,19 @@ class EnvHost:
         del self._playing[report.attempt]
         self.link.say(report.attempt, report)
         if report.awaited and not manager.cancelled and self._tasks is not None:
-            self._begin_scoring(report.trajectory, self._tasks)
+            self._begin_scoring(report.trajectory, report.attempt, self._tasks)
 
-    def _begin_scoring(self, trajectory: Trajectory, tasks: asyncio.TaskGroup) -> None:
+    def _begin_scoring(self, trajectory: Trajectory, call: str, tasks: asyncio.TaskGroup) -> None:
         name = f"{SCORING}{trajectory.id}"
-        self._scoring[trajectory.id] = tasks.create_task(self._score(trajectory), name=name)
+        self._scoring[call] = tasks.create_task(self._score(trajectory, call), name=name)
 
-    async def _score(self, trajectory: Trajectory) -> None:
-        attempt = trajectory.id
+    async def _score(self, trajectory: Trajectory, call: str) -> None:
         try:
-            scored = await score(self._stage, trajectory, f"{SCORING}{attempt}")
+            scored = await score(self._stage, trajectory, f"{SCORING}{trajectory.id}")
         except asyncio.CancelledError:
-            if attempt in self._scoring:  # the host ends
+            if call in self._scoring:  # the host ends
                 raise
-            scored = Scored.of(trajectory, failure="not wanted any more")
-        wanted = self._scoring.pop(attempt, None) is not None
+            scored = Scored.of(trajectory, failure=NOT_WANTED)
+        wanted = self._scoring.pop(call, None) is not None
         if wanted or scored.threads_left:  # threads that are left behind count, whatever was wanted
-            self.link.say(f"scored.{attempt}", scored)
+            self.link.say(f"scored.{call}", scored)

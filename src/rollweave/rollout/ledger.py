@@ -8,6 +8,7 @@ bug and raises. An open attempt whose episode has ended is *scoring* until its r
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -120,6 +121,21 @@ class Ledger:
         self.tasks, self.attempts, self.tokens = Counter(state.tasks), Counter(state.attempts), Counter(state.tokens)
         self.open_tasks, self.open_attempts = set(state.open_tasks), set(state.open_attempts)
         self.check()
+
+    def go_back(self, kept: LedgerState, spared: Mapping[str, int]) -> None:
+        """The run goes back to a checkpoint. Tasks are as they were there. Attempts were really made, so they stay in
+        the books: what has ended since then, however it ended, now counts as aborted. `spared`: attempts whose
+        trajectories the checkpoint kept, with their tokens; they are open again. What is being cancelled stays open."""
+        again = {attempt: tokens for attempt, tokens in spared.items() if attempt not in self.open_attempts}
+        ended, tokens = sum(self.attempts.values()) - len(again), sum(self.tokens.values()) - sum(again.values())
+        aborted, lost = ended - sum(kept.attempts.values()), tokens - sum(kept.tokens.values())
+        ends = {end.value: self.tokens[end] - kept.tokens.get(end, 0) for end in AttemptEnd}
+        self.admitted, self.tasks, self.open_tasks = kept.admitted, Counter(kept.tasks), set(kept.open_tasks)
+        self.attempts = Counter(kept.attempts) + Counter({AttemptEnd.ABORTED: aborted})
+        self.tokens = Counter(kept.tokens) + Counter({AttemptEnd.ABORTED: lost})
+        self.open_attempts |= spared.keys()
+        self.check()
+        self._recorder.emit("attempts.undone", aborted=aborted, tokens=lost, ends=ends, open=again)
 
     def summary(self) -> dict[str, dict[str, int]]:
         """Every state, also those with a count of zero. Attempts that are being scored are open, too."""

@@ -158,6 +158,7 @@ class Cancel:
     """
 
     attempt: str
+    """Or the call of a `Score`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +184,8 @@ class Score:
     """Compute the rewards of an episode that another host played, and answer with `Scored`."""
 
     trajectory: Trajectory
-
-    @property
-    def attempt(self) -> str:
-        return self.trajectory.id
+    call: str
+    """Unlike the attempt's, never used again: the same rewards may be asked for twice."""
 
 
 @dataclass(slots=True)

@@ -60,6 +60,8 @@ class RolloutScheduler:
         self._clock = clock
         self._recorder = recorder
         self.running: dict[int, RunningGroup] = {}
+        self._in_training: list[Group] = []
+        """Groups that a train step has taken, until it is done."""
         self._changed = asyncio.Event()
         """A group has ended."""
         self._news = asyncio.Event()
@@ -97,6 +99,7 @@ class RolloutScheduler:
                 await self._changed.wait()
         batch = Batch(step, [self.buffer.take(id) for id in selection.consumed])
         self._check_staleness(batch)
+        self._in_training = batch.groups
         self.next_step = step + 1
         self._recorder.emit("batch.ready", step=step, groups=[group.id for group in batch.groups])
         self._give_up(selection)
@@ -119,6 +122,7 @@ class RolloutScheduler:
 
     def trained(self, batch: Batch) -> None:
         """The train step is done: book its groups and their attempts."""
+        self._in_training = []
         for group in batch.groups:
             self._end_group(group.id, group.members, TaskEnd.TRAINED, AttemptEnd.TRAINED)
 
@@ -362,6 +366,7 @@ class RolloutScheduler:
         """What a checkpoint keeps, between two steps: `version` of them are trained."""
         return SchedulerState(
             version=version,
+            history=self._leasing.history,
             cursor=self.cursor.position,
             ledger=self.ledger.state(),
             buffered=list(self.buffer.groups.values()),
@@ -370,21 +375,50 @@ class RolloutScheduler:
         )
 
     def restore(self, state: SchedulerState) -> None:
-        """Go on from a checkpoint: finished members are kept, rewards under way are asked for again, episodes too."""
+        """Go on from a checkpoint, in a process that has done nothing yet."""
+        self.ledger.restore(state.ledger)
+        kept = {trajectory.id for trajectory in state.trajectories()}
+        for attempt in sorted(self.ledger.open_attempts - kept):
+            self.ledger.end_attempt(attempt, AttemptEnd.ABORTED, 0)
+        self.go_on(state, state.history)
+
+    def go_back(self, state: SchedulerState) -> None:
+        """The run goes back to a checkpoint: all that was made since then is given up, and ends as aborted. What is
+        being played is cancelled, and ends when its host says so. `go_on` continues, once the engines are back too."""
+        spared = {trajectory.id: trajectory.sampled_tokens for trajectory in state.trajectories()}
+        whole, self._in_training = [*self.buffer.clear(), *self._in_training], []
+        held = [trajectory for group in whole for trajectory in group.members]
+        running, self.running = self.running, {}
+        for group in running.values():
+            self._leasing.cancel(group, AttemptEnd.ABORTED)
+            for trajectory in group.scoring.values():
+                self._scoring.forget(trajectory.id)
+                self.ledger.end_scoring(trajectory.id)
+            held += [*group.finished, *group.scoring.values()]
+        for trajectory in held:
+            if trajectory.id not in spared:
+                self.ledger.end_attempt(trajectory.id, AttemptEnd.ABORTED, trajectory.sampled_tokens)
+        unwanted = self._leasing.unwanted
+        unwanted.update(dict.fromkeys(unwanted, AttemptEnd.ABORTED))  # whyever they were cancelled
+        # If the last going back did not come to its end, what it had spared is open and in no group.
+        for attempt in sorted(self.ledger.open_attempts - spared.keys() - unwanted.keys()):
+            self.ledger.end_attempt(attempt, AttemptEnd.ABORTED, 0)
+        self.ledger.go_back(state.ledger, spared)
+
+    def go_on(self, state: SchedulerState, history: int) -> None:
+        """From a checkpoint: finished members are kept, rewards under way are asked for again, episodes are played
+        again."""
+        self._leasing.history = history
         self.engine_version = self.next_step = state.version
         self.cursor.position = state.cursor
-        self.ledger.restore(state.ledger)
         for whole in state.buffered:
             self.buffer.put(whole)
+        self._filter.kept_lately.clear()
         self._filter.kept_lately.extend(state.kept_lately)
         self._any_played = self._any_scored = bool(state.version)
         for group in state.open:
             task = self.cursor.source.task(group.id)
             self.running[group.id] = RunningGroup.from_state(group, task, self.settings.members)
-        kept = [trajectory for group in state.buffered for trajectory in group.members]
-        kept += [trajectory for group in state.open for trajectory in (*group.finished, *group.scoring.values())]
-        for attempt in sorted(self.ledger.open_attempts - {trajectory.id for trajectory in kept}):
-            self.ledger.end_attempt(attempt, AttemptEnd.ABORTED, 0)
         for running in self.running.values():
             for trajectory in running.scoring.values():
                 self._score(trajectory)

@@ -9,12 +9,13 @@ to another one (`Score`): rewards are pure. The deadline is kept by the host, as
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rollweave.observability.events import Emitter
-from rollweave.rewards.dispatch import RewardBackend, Scored
+from rollweave.rewards.dispatch import NOT_WANTED, RewardBackend, Scored
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import Cancel, Score
 from rollweave.trajectory import Trajectory
@@ -70,6 +71,8 @@ class _Call:
     done: Callable[[Scored], None]
     host: int | None = None
     """Where it is computed; None: there is no host."""
+    name: str = ""
+    """What the host there knows it by."""
     tries: int = 0
 
 
@@ -82,6 +85,7 @@ class HostBackend:
         self._recorder = recorder
         self._max_retries = max_retries
         self._calls: dict[str, _Call] = {}
+        self._asked = itertools.count()
         dispatcher.on_scored, dispatcher.on_hosts = self._hear, self._hosts_changed
 
     def call(self, trajectory: Trajectory, holder: int | None, done: Callable[[Scored], None]) -> None:
@@ -91,11 +95,11 @@ class HostBackend:
     def give_up(self, attempt: str) -> None:
         made = self._calls.pop(attempt)
         if made.host is not None:
-            self._dispatcher.say(made.host, f"cancel.{attempt}", Cancel(attempt))
+            self._dispatcher.say(made.host, f"cancel.{made.name}", Cancel(made.name))
 
     def _hear(self, answer: Scored) -> None:
         """From any host, also one that was taken for dead: the answer is the same."""
-        made = self._calls.pop(answer.attempt, None)
+        made = self._calls.pop(answer.attempt, None) if answer.failure != NOT_WANTED else None
         if made is not None:
             made.done(answer)
         else:
@@ -121,8 +125,9 @@ class HostBackend:
         made.tries += 1
         if made.tries > 1:
             self._recorder.emit("reward.again", id=attempt, host=made.host, tries=made.tries)
+        made.name = attempt if held else f"{attempt}/{next(self._asked)}"
         if not held:
-            self._dispatcher.say(made.host, f"score.{attempt}", Score(made.trajectory))
+            self._dispatcher.say(made.host, f"score.{made.name}", Score(made.trajectory, made.name))
 
     def _least_busy(self, hosts: Sequence[int]) -> int | None:
         load = Counter(made.host for made in self._calls.values())

@@ -164,6 +164,10 @@ class SampleBuffer:
         self._claimed.discard(id)
         return self.groups.pop(id)
 
+    def clear(self) -> list[Group]:
+        """Take all."""
+        return [self.take(id) for id in list(self.groups)]
+
     def has_batch_in_order(self, running: Iterable[GroupInLine]) -> bool:
         """Whether the groups that are next by age are complete, as many as a step consumes.
 

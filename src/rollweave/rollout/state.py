@@ -10,7 +10,7 @@ belongs where. The control plane only lays them together; `training/checkpoint.p
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -61,12 +61,21 @@ class SchedulerState:
 
     version: int = 0
     """Train steps completed; the next batch is that of this step."""
+    history: int = 0
+    """How often the run had gone back to a checkpoint (`versions.py`)."""
     cursor: int = 0
     ledger: LedgerState = field(default_factory=LedgerState)
     buffered: list[Group] = field(default_factory=list)
     open: list[OpenGroup] = field(default_factory=list)
     kept_lately: list[bool] = field(default_factory=list)
     """What the filter made of the last groups."""
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """All that it keeps: of complete groups, and of open ones."""
+        for whole in self.buffered:
+            yield from whole.members
+        for group in self.open:
+            yield from (*group.finished, *group.scoring.values())
 
 
 class _Sidecar:

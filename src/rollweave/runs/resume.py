@@ -9,6 +9,7 @@ one), is set aside, and the one before it is used. Without any, the run starts a
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from rollweave.pipelines.checkpoints import DriverState, LogMark
 from rollweave.runs.folder import RunFolder
 from rollweave.training import checkpoint
 
-LOGS = ("metrics.jsonl", "events.jsonl", "trajectories.jsonl")
+STEP_LOGS = ("metrics.jsonl", "trajectories.jsonl")
+"""What they hold of a step that is done again would be there twice."""
+LOGS = (*STEP_LOGS, "events.jsonl")
 UNDONE = "events.undone.jsonl"
 
 MAY_CHANGE = (
@@ -57,15 +60,15 @@ class Start:
 # ------------------------------------------------------------------------------------------------- the place
 
 
-def rewind(folder: RunFolder, job: Job) -> Start:
-    """Find where the run continues and bring its folder back to that moment."""
+def rewind(folder: RunFolder, job: Job, cut: Sequence[str] = LOGS) -> Start:
+    """Find where the run continues and bring its folder back to that moment; `cut`: these of its logs."""
     start = find(folder)
     if start.checkpoint is not None:
         start.changed = _changes(start.driver.job, job.model_dump(mode="json"))
     for path in checkpoint.newest_first(folder.checkpoints):
         if start.checkpoint is None or checkpoint.step_of(path) > start.version:
             checkpoint.set_aside(path)
-    for name in LOGS:
+    for name in cut:
         _cut(folder.path / name, start.driver.logs.get(name, LogMark()).size)
     _drop_last_evaluation(folder.path / "metrics.jsonl", start.version)
     folder.summary.unlink(missing_ok=True)

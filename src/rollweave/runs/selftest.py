@@ -34,7 +34,7 @@ RATIO_GAP = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class VersionChecksums:
     """The checksums of one version: as the trainer pushed it, as each engine found it in the store."""
 
     version: int
@@ -55,7 +55,7 @@ class SelfTestStep:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    versions: list[Version] = field(default_factory=list)
+    versions: list[VersionChecksums] = field(default_factory=list)
     steps: list[SelfTestStep] = field(default_factory=list)
     checks: list[Finding] = field(default_factory=list)
 
@@ -121,7 +121,7 @@ def check_run(failure: str, done: int, wanted: int) -> Finding:
     return Finding("run", "ok", f"{done} of {wanted} steps at learning rate 0")
 
 
-def check_weights(versions: Sequence[Version]) -> Finding:
+def check_weights(versions: Sequence[VersionChecksums]) -> Finding:
     held = {checksum for version in versions for checksum in (version.trainer, *version.engines)}
     if len(held) > 1:
         moved = next(v for v in versions if {v.trainer, *v.engines} != {versions[0].trainer})
@@ -180,12 +180,12 @@ def check_staleness(steps: Sequence[SelfTestStep], alpha: float) -> Finding:
 # ------------------------------------------------------------------------------------------------------- reading
 
 
-def _versions(run: Path) -> list[Version]:
+def _versions(run: Path) -> list[VersionChecksums]:
     events = read_events(run / "events.jsonl")
     published: list[Any] = [event.data for event in events if event.name == "weights.publish"]
     staged: list[Any] = [event.data for event in events if event.name == "weights.stage"]
     echoed = {data["version"]: tuple(data["echoed"]) for data in staged}
-    return [Version(data["version"], data["checksum"], echoed.get(data["version"], ())) for data in published]
+    return [VersionChecksums(data["version"], data["checksum"], echoed.get(data["version"], ())) for data in published]
 
 
 def _steps(run: Path) -> list[SelfTestStep]:

@@ -1,7 +1,7 @@
 """A session: one process's work on a run. It starts the workers, drives the pipeline and closes the books.
 
-A run may take several sessions (`--resume`), and a session several lives: if the trainer's process dies, what it held
-is gone, and everything is started again from the newest checkpoint, the same way as a resume.
+A run may take several sessions (`--resume`). If the trainer's process dies, the session goes on: another trainer loads
+the newest checkpoint, and the control plane goes back to it, while engines and hosts live on (`Loop.go_back`).
 
 The first Ctrl-C asks for an orderly end, the second one is the usual Ctrl-C. Once a second a heartbeat asks engines and
 hosts what they do and what they wait for, and writes it into status.json; an engine that does not answer in time is
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from rollweave.clock import Clock, Wait, run_wall
 from rollweave.config.job import InlineRuntime, Job
 from rollweave.config.load import loss_in_words, model_in_words
 from rollweave.environments.protocol import MakeEnvironment
-from rollweave.errors import WorkerDied, first_cause
+from rollweave.errors import first_cause
 from rollweave.fleet.fleet import Fleet, FleetStats
 from rollweave.observability.events import Emitter, Event, Recorder
 from rollweave.observability.metrics import read_metrics
@@ -34,14 +33,14 @@ from rollweave.observability.status_board import StatusBoard
 from rollweave.observability.summary import ExitReason, Summary, summarise, write_summary
 from rollweave.observability.terminal import View
 from rollweave.pipelines.assemble import Drive, assemble
-from rollweave.pipelines.checkpoints import DriverState
+from rollweave.pipelines.checkpoints import DriverState, Kept
 from rollweave.pipelines.loop import Loop
 from rollweave.pipelines.permits import MakePermits
 from rollweave.rewards.scorer import NamedReward
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.runs.folder import RunFolder
 from rollweave.runs.logbook import Logbook
-from rollweave.runs.resume import Start, rewind
+from rollweave.runs.resume import STEP_LOGS, Start, rewind
 from rollweave.runtimes.blueprint import Blueprint, start_runtime
 from rollweave.tasks import TaskSource
 from rollweave.training.checkpoint import newest
@@ -100,9 +99,6 @@ WATCH_SECONDS = 0.5
 SLOW_SECONDS = 60.0
 """A wait longer than this is worth a line, though its deadline is further off."""
 
-LIVES_PER_CHECKPOINT = 3
-"""A trainer that dies that often after the same checkpoint would die again."""
-
 
 @dataclass(slots=True)
 class Session:
@@ -118,20 +114,13 @@ class Session:
 
     def run(self) -> tuple[ExitReason, BaseException | None]:
         """Train to the end, and say how it ended. A failure is returned, to be raised once the books are closed."""
-        lives: Counter[int] = Counter()
         try:
             blueprint = self._blueprint()
-            while True:
-                reason, failure = self._live(blueprint)
-                if not (isinstance(failure, WorkerDied) and failure.worker == "trainer"):
-                    return reason, failure
-                self.start = rewind(self.folder, self.job)
-                lives[self.start.version] += 1
-                if lives[self.start.version] > LIVES_PER_CHECKPOINT:
-                    return reason, failure
-                self._say_where(f"the trainer died (its log: {self.folder.logs / 'trainer.log'})")
+            return run_wall(lambda clock: self._train(blueprint, clock)), None
         except KeyboardInterrupt:
             return "interrupted", None
+        except BaseExceptionGroup as group:
+            return "failed", first_cause(group)
         except Exception as error:  # the run's boundary: the folder says how the run ended, after any error
             return "failed", error
         finally:
@@ -154,15 +143,7 @@ class Session:
         if summary.exit_reason == "interrupted":
             self.view.note(f"  go on with  rollweave train --resume {self.folder.path}")
 
-    # ----------------------------------------------------------------------------------------------- one life
-
-    def _live(self, blueprint: Blueprint) -> tuple[ExitReason, BaseException | None]:
-        try:
-            return run_wall(lambda clock: self._train(blueprint, clock)), None
-        except BaseExceptionGroup as group:
-            return "failed", first_cause(group)
-        except Exception as error:  # as in `run`: the next life, or the caller, decides what it means
-            return "failed", error
+    # ----------------------------------------------------------------------------------------------- its parts
 
     def _blueprint(self) -> Blueprint:
         """Make or find the policy, and teach a new one the format."""
@@ -225,9 +206,17 @@ class Session:
         """Say what a checkpoint is to keep, and go on from one if there is one."""
         job = self.job.model_dump(mode="json")
         loop.checkpoints.describe = lambda scheduler: DriverState(scheduler, log.elapsed(), log.marks(), job)
+        loop.checkpoints.rewind = lambda: self._rewind(log)
         if self.start.checkpoint is not None:
             loop.journal.resume(self.start.driver.elapsed, *log.earlier())
             await loop.checkpoints.restore(self.start.checkpoint, self.start.driver.scheduler)
+
+    async def _rewind(self, log: Logbook) -> Kept:
+        """The trainer has died: where the run goes back to. Events go on: they tell of that, too."""
+        self.start = await asyncio.to_thread(rewind, self.folder, self.job, cut=STEP_LOGS)
+        log.metrics.go_back(self.start.version)
+        self._say_where(f"the trainer died (its log: {self.folder.logs / 'trainer.log'})")
+        return Kept(self.start.checkpoint, self.start.driver.scheduler)
 
     def _board(self, loop: Loop, recorder: Recorder, places: Places) -> StatusBoard:
         accountant, ledger = loop.journal.accountant, loop.scheduler.ledger

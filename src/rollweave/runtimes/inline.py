@@ -8,10 +8,10 @@ several cores; then the order of answers is the threads', and only what is sampl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -43,10 +43,14 @@ if TYPE_CHECKING:
 class InlineTrainer:
     """The torch trainer on the control plane's own loop."""
 
-    core: TorchTrainer
+    make: Callable[[], TorchTrainer]
     store: WeightStore
     clock: Clock
     step_seconds: float = 0.0
+    core: TorchTrainer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.core = self.make()
 
     async def begin(self, step: int, stream: bool = False) -> None:
         with self.clock.blocked():
@@ -75,6 +79,10 @@ class InlineTrainer:
 
     async def load(self, folder: Path) -> None:
         self.core.load(folder)
+
+    async def restart(self) -> None:
+        with self.clock.blocked():
+            self.core = self.make()
 
 
 @asynccontextmanager
@@ -165,7 +173,7 @@ async def start_inline(
 ) -> AsyncIterator[Trainer]:
     """The workers of a job in this process. Modelled step times drive the real parts by the virtual clock."""
     store = MemoryStore(blueprint.job.weights.bucket_mb)
-    trainer = InlineTrainer(blueprint.trainer(), store, clock, train_step_seconds)
+    trainer = InlineTrainer(blueprint.trainer, store, clock, train_step_seconds)
     async with start_engines_and_host(blueprint, fleet, dispatcher, clock, store, engine_step_seconds):
         yield trainer
 

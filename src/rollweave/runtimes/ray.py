@@ -75,6 +75,7 @@ async def start_ray(
         crew = Crew(clock, recorder, Restarts(recorder), fleet, nodes)
         dispatcher.ask_waits = crew.waits
         starter = Starter(blueprint, runtime, nodes, clock, logs, folder)
+        starter.stores.append(starter.make_store())
         try:
             trainer = await starter.trainer(places)
             async with asyncio.TaskGroup() as tasks:
@@ -89,7 +90,7 @@ async def start_ray(
                 if runtime.address != "local":
                     watching.append(nodes.watch())
                 running = [tasks.create_task(work) for work in watching]
-                client = _trainer_client(trainer, crew, blueprint)
+                client = _trainer_client(trainer, crew, starter, places)
                 yield AlternatingTrainer(client, fleet, blueprint.job.sleep) if places.colocated else client
                 for task in running:
                     task.cancel()
@@ -105,10 +106,14 @@ def _host_keepers(crew: Crew, starter: Starter, places: Layout, dispatcher: Disp
     return [HostKeeper(crew, f"host-{number}", spawn, dispatcher, capacity) for number in range(hosts)]
 
 
-def _trainer_client(trainer: WorkerHandle, crew: Crew, blueprint: Blueprint) -> RayTrainer:
-    nodes, deadlines = crew.nodes, blueprint.job.rollout.deadlines
-    carrier = nodes.carrier(trainer.node)
-    return RayTrainer(trainer, crew.clock, deadlines, crew.restarts, carrier, nodes.while_reachable)
+def _trainer_client(trainer: WorkerHandle, crew: Crew, starter: Starter, places: Layout) -> RayTrainer:
+    async def spawn() -> WorkerHandle:
+        another = await starter.trainer(places)
+        await crew.ready(another)
+        return another
+
+    nodes, deadlines = crew.nodes, starter.blueprint.job.rollout.deadlines
+    return RayTrainer(trainer, crew.clock, deadlines, crew.restarts, nodes.carrier, nodes.while_reachable, spawn)
 
 
 def _nodes(blueprint: Blueprint, runtime: RayRuntime, logs: Path, clock: Clock, recorder: Emitter) -> RayNodes:
@@ -168,13 +173,12 @@ class Starter:
     folder: Path
     """In shared memory, for weights that stay on this machine."""
     stores: list[WeightStore] = field(default_factory=list)
-    """The one weight store, once the trainer's place is known."""
+    """The one weight store, once it is made."""
 
     async def trainer(self, places: Layout) -> WorkerHandle:
         ranks, threads = places.trainer_ranks, places.trainer_threads
         reserved = 0 if places.colocated else threads
         node = await self._bound(Need(TRAINER, places.trainer_pool, reserved * ranks if places.trainer_pool else 0))
-        self.stores.append(self._store(node))
         if ranks == 1:
             return self._start(TrainerWorker, TRAINER, node, threads, self.stores[0], reserved=reserved)
         return TrainerGroup.of(
@@ -196,11 +200,13 @@ class Starter:
         node = await self._bound(Need(name, places.host_pool))
         return self._start(HostWorker, name, node, 1, *arguments)
 
-    def _store(self, trainer: ClusterNode) -> WeightStore:
+    def make_store(self) -> WeightStore:
+        """It outlives the trainer: what knows the versions runs beside the driver."""
         bucket_mb = self.blueprint.job.weights.bucket_mb
         if self.runtime.address == "local":
             return SharedMemoryStore(self.folder, bucket_mb)
-        return RayStore(actor_on(WeightIndex, trainer, 0, {}).remote(), bucket_mb)
+        home = ClusterNode(self.nodes.home, "the driver's machine", 0)
+        return RayStore(actor_on(WeightIndex, home, 0, {}).remote(), bucket_mb)
 
     async def _bound(self, need: Need) -> ClusterNode:
         """Bind a worker to a node that has what it needs; waits for one. A node that goes while the files of the run

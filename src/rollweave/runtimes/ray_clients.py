@@ -294,10 +294,14 @@ class RayTrainer:
     clock: Clock
     deadlines: Deadlines
     restarts: Restarts
-    carrier: CheckpointCarrier
+    carry: Callable[[ClusterNode | None], CheckpointCarrier]
+    """To the node of a worker."""
     reachable: WhileReachable
+    spawn: Callable[[], Awaitable[WorkerHandle]]
+    """Starts another one, and returns when it can work."""
     step: int = 0
     """The one that was begun last."""
+    _death: WorkerDied | None = None
 
     async def begin(self, step: int, stream: bool = False) -> None:
         self.step = step
@@ -322,20 +326,34 @@ class RayTrainer:
         return published
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
+        carrier = self.carry(self.worker.node)
         with self.clock.wait("driver", f"checkpoint {folder.name}", self.deadlines.train_step):
-            await self._call("save", self.carrier.there(folder), driver)
-            await self.carrier.fetch(folder)
+            await self._call("save", carrier.there(folder), driver)
+            await carrier.fetch(folder)
 
     async def load(self, folder: Path) -> None:
+        carrier = self.carry(self.worker.node)
         with self.clock.wait("driver", f"the trainer to load {folder.name}", self.deadlines.train_step):
-            await self.carrier.send(folder)
-            await self._call("load", self.carrier.there(folder))
+            await carrier.send(folder)
+            await self._call("load", carrier.there(folder))
+
+    async def restart(self) -> None:
+        began, dead = self.clock.now(), self.worker
+        while self.worker is dead:
+            dead.end()
+            try:
+                self.worker = await self.spawn()
+            except WorkerDied as again:
+                self.restarts.died(again)
+        if self._death is not None:
+            self.restarts.back(self._death, self.clock.now() - began)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """A dead trainer is not replaced here: the session goes back to its checkpoint."""
+        """What a dead trainer has learned since its checkpoint is gone: the run goes back before it is replaced."""
         try:
             return await self.reachable(self.worker, self.worker.call(method, *arguments))
         except WorkerDied as death:
+            self._death = death
             self.restarts.died(death)
             raise
 

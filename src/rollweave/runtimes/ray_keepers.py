@@ -4,7 +4,7 @@ An engine that dies is lost to the fleet at once; its successor joins as a new e
 of the others (`WeightSync.catch_up`) before it is asked. Nothing waits for it meanwhile. If its node is out of reach,
 it starts in a compatible pool, and moves back when its own answers again. A host's leases go back to the
 dispatcher at once; the other hosts, or the successor, play them. A dead trainer is not replaced here: what it had
-learned since its last checkpoint is gone, so the session goes back to that checkpoint as a whole.
+learned since its last checkpoint is gone, so the run goes back to that checkpoint first (`Loop.go_back`).
 """
 
 from __future__ import annotations

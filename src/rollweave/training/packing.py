@@ -24,6 +24,7 @@ from rollweave.crossing import CPU, up
 from rollweave.errors import UntrainableBatch
 from rollweave.policies.forward import fill_rows, pack_rows, pad_rows
 from rollweave.trajectory import Batch, Logprobs, Span, TokenIds, Trajectory
+from rollweave.versions import Version
 
 INDEX = np.dtype(np.int64)
 
@@ -172,7 +173,7 @@ def _row(trajectory: Trajectory) -> PackedRow:
         columns=np.concatenate([np.arange(start, start + len(span.tokens)) for _, start, span in sampled]),
         behaviour=np.concatenate([logprobs for logprobs, _ in comparable]),
         temperature=np.repeat(np.array([heat for _, heat in comparable], np.float32), lengths),
-        versions=np.repeat(np.array([span.version for _, _, span in sampled]), lengths),
+        versions=np.repeat(np.array([Version(span.version or 0).number for _, _, span in sampled]), lengths),
         segments=np.repeat(np.array(segments), lengths),
     )
 

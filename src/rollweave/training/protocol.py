@@ -16,7 +16,8 @@ Metrics = dict[str, float]
 class Trainer(Protocol):
     """Turns batches into versions. The torch trainer, the simulated trainer and the Ray client implement it.
 
-    A train step is `begin`, then `accumulate` once or more, then `finish`.
+    A train step is `begin`, then `accumulate` once or more, then `finish`. Each call raises WorkerDied if the trainer,
+    or a part of it, is gone.
     """
 
     async def begin(self, step: int, stream: bool = False) -> None:
@@ -49,4 +50,8 @@ class Trainer(Protocol):
 
     async def load(self, folder: Path) -> None:
         """Continue from a checkpoint that `save` wrote."""
+        ...
+
+    async def restart(self) -> None:
+        """After one of the calls raised WorkerDied: start again, with the policy that the run began with."""
         ...

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rollweave.weights.buckets import Bytes, Fingerprint, Into, Manifest, pack, unpack
-from rollweave.weights.store import BUCKET_MB, WeightStoreError, kept_versions, missing_version
+from rollweave.weights.store import BUCKET_MB, WeightsLost, WeightStoreError, kept_versions, missing_version
 
 
 class WeightIndex:
@@ -66,7 +66,7 @@ class RayStore:
             manifest, chunks = found
             return unpack(manifest, _joined([ray.get(chunk) for chunk in chunks]), into)
         except RayError as error:  # the trainer that put it died, or a node went with it
-            raise WeightStoreError(f"version {version} of the weights is lost: {error}") from error
+            raise WeightsLost(f"version {version} of the weights is lost: {error}") from error
 
     def latest(self) -> int | None:
         import ray

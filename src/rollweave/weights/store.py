@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from rollweave.errors import RollweaveError
+from rollweave.versions import Version
 from rollweave.weights.buckets import Bytes, Fingerprint, Into, Manifest, pack, unpack
 
 KEPT_VERSIONS = 2
@@ -29,6 +30,10 @@ _INDEX = TypeAdapter(tuple[str, Manifest])
 
 class WeightStoreError(RollweaveError):
     """A version that is not there, or no room for one."""
+
+
+class WeightsLost(WeightStoreError):
+    """A version that was there is gone, with the trainer or the node that held it. The trainer can make it again."""
 
 
 class WeightStore(Protocol):
@@ -135,5 +140,7 @@ def kept_versions(pushed: int, versions: Iterable[int]) -> set[int]:
 
 
 def missing_version(version: int, there: list[int]) -> WeightStoreError:
-    have = ", ".join(map(str, there)) or "none"
-    return WeightStoreError(f"version {version} of the weights is not in the store (it holds: {have}); push it first")
+    have = ", ".join(str(Version(one)) for one in there) or "none"
+    return WeightStoreError(
+        f"version {Version(version)} of the weights is not in the store (it holds: {have}); push it first"
+    )

@@ -44,6 +44,7 @@ from rollweave.errors import ModelError
 from rollweave.policies.asleep import Asleep, resident_bytes
 from rollweave.policies.forward import load_model
 from rollweave.trajectory import Span, TokenBuffer, TokenIds, Transform, logprob_array, token_ids
+from rollweave.versions import Version
 from rollweave.weights.buckets import Fingerprint, Into, RawTensor, checksum
 from rollweave.weights.probe import PROBE_TOKENS, probe_tokens
 
@@ -373,11 +374,12 @@ class TorchEngine:
     def commit(self, version: int) -> None:
         if self._staged is None or self._staged.version != version or self._spare is None:
             raise ValueError(f"version {version} is not prepared (staged: {self._staged})")
+        goes_on = Version(self._stats.version).history == Version(version).history
         self._weights, self._spare = self._spare, self._weights
         self._stats.version, self._stats.checksum = version, self._staged.checksum
         self._stats.probe = self._score_probe()
         self._staged = None
-        if self.in_flight != "keep":
+        if self.in_flight != "keep" or not goes_on:
             self._table.invalidate()
         if self.in_flight == "restart_turn":
             answering = [sequence for sequence in self._running.values() if sequence.request.decode_on is None]
@@ -437,7 +439,8 @@ class TorchEngine:
             return
         context.seen = max(context.seen, rows.end)
         current = self._stats.version
-        fits = rows.version == current or (self.in_flight == "keep" and rows.version < current)
+        older = rows.version < current and Version(rows.version).history == Version(current).history
+        fits = rows.version == current or (self.in_flight == "keep" and older)
         if not fits or not rows.start <= context.computed < rows.end:
             return
         for layer, new in zip(self._cache, rows.rows, strict=True):

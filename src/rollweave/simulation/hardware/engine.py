@@ -29,6 +29,7 @@ from rollweave.simulation.hardware.answer import GpuAnswer
 from rollweave.simulation.hardware.batch import ContinuousBatch
 from rollweave.simulation.hardware.modelled import NO_TIME, ModelledEngine, simulated_fingerprint
 from rollweave.trajectory import TokenIds
+from rollweave.versions import Version
 
 
 class GpuEngine(ModelledEngine):
@@ -115,7 +116,7 @@ class GpuEngine(ModelledEngine):
             self._batch.recompute_all()
 
     def _slow_down(self, version: int) -> None:
-        factors = self._slowdown.at(version)
+        factors = self._slowdown.at(Version(version).number)
         self._batch.change_costs(self._costs if factors == (1.0, 1.0) else SlowedEngine(self._costs, *factors))
 
     @property

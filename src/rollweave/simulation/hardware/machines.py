@@ -72,6 +72,9 @@ class GpuTrainer:
     async def load(self, folder: Path) -> None:
         pass
 
+    async def restart(self) -> None:
+        pass
+
 
 class Machines:
     """All machinery of a scenario. Its engines join the fleet; a `judge` may belong to several jobs."""

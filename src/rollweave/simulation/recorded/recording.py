@@ -16,6 +16,7 @@ import numpy as np
 
 from rollweave.clock import Clock
 from rollweave.engines.protocol import Completion, EngineStats, Request
+from rollweave.errors import WorkerDied
 from rollweave.rewards.dispatch import Scored
 from rollweave.rollout.link import Lease, Packet, Report
 from rollweave.training.checkpoint import DriverFiles
@@ -50,6 +51,7 @@ class RecordedClock(Clock):
 class RecordedTrainer:
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
+        self._dead = False
         self._step = 0
 
     async def begin(self, step: int, stream: bool = False) -> None:
@@ -59,18 +61,34 @@ class RecordedTrainer:
         pass
 
     async def finish(self) -> Metrics:
-        await self._gates[f"train {self._step}"].wait()
+        await self._reach(f"train {self._step}")
         return {}
 
     async def publish(self, version: int) -> Fingerprint:
-        await self._gates[f"weights.publish {version}"].wait()
+        await self._reach(f"weights.publish {int(version)}")
         return Fingerprint(version, RECORDED)
 
     async def save(self, folder: Path, driver: DriverFiles) -> None:
-        await self._gates[f"save {folder.name}"].wait()
+        await self._reach(f"save {folder.name}")
 
     async def load(self, folder: Path) -> None:
         pass
+
+    async def restart(self) -> None:
+        self._dead = False
+
+    def die(self) -> None:
+        """What it does now fails, or what it does next."""
+        self._dead = True
+        for name, gate in self._gates.items():
+            if name.startswith(("train ", "weights.publish ", "save ")):
+                gate.set()
+
+    async def _reach(self, gate: str) -> None:
+        if not self._dead:
+            await self._gates[gate].wait()
+        if self._dead:
+            raise WorkerDied("as recorded", "trainer")
 
 
 class RecordedEngine:
@@ -80,7 +98,7 @@ class RecordedEngine:
         self._gates = gates
         self._suspensions = 0
         self._stats = EngineStats()
-        self._next_row = first_step
+        self.next_row = first_step
 
     async def suspend(self, asleep: bool = False) -> None:
         self._suspensions += 1
@@ -89,17 +107,17 @@ class RecordedEngine:
         self._suspensions -= 1
 
     async def prepare(self, version: int) -> Fingerprint:
-        await self._gates[f"weights.stage {version}"].wait()
+        await self._gates[f"weights.stage {int(version)}"].wait()
         return Fingerprint(version, RECORDED)
 
     async def commit(self, version: int) -> None:
-        await self._gates[f"weights.commit {version}"].wait()
+        await self._gates[f"weights.commit {int(version)}"].wait()
         self._stats.version, self._stats.checksum = version, RECORDED
 
     async def stats(self) -> EngineStats:
         """Asked while it stands still, to check a commit, or once a step, for its row of metrics."""
         if not self._suspensions:
-            step, self._next_row = self._next_row, self._next_row + 1
+            step, self.next_row = self.next_row, self.next_row + 1
             await self._gates[f"row {step}"].wait()
         return self._stats
 

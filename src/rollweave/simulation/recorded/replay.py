@@ -6,7 +6,8 @@ replay hands the former to the very same scheduler, dispatcher and pipeline on t
 order, and compares the latter event by event. So a run is a test case: if code that decides was changed since, the
 first decision that comes out differently is shown with what led to it.
 
-A resumed run is replayed stretch by stretch; each goes on from the state that its own replay would have saved.
+A resumed run is replayed stretch by stretch; each goes on from the state that its own replay would have saved. Where
+the trainer died and the run went back, the replayed one goes back, too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.observability.events import Event, Recorder
 from rollweave.observability.jsonl import encode
 from rollweave.pipelines.assemble import Drive, assemble
-from rollweave.pipelines.checkpoints import DriverState
+from rollweave.pipelines.checkpoints import DriverState, Kept
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.link import HostLink, Lease, Packet, Report
 from rollweave.rollout.state import SchedulerState
@@ -43,12 +44,14 @@ from rollweave.simulation.recorded.recording import (
     unseen_report,
 )
 from rollweave.tasks import TaskSource
+from rollweave.versions import Version
 
 DECISIONS = frozenset(
     {
         *("group.admit", "group.renewed", "group.complete", "group.failed", "group.filtered", "group.dropped"),
         *("group.requeued", "member.retry", "episode.begin", "episode.end", "trajectory.end", "batch.ready"),
         *("reward.begin", "reward.end", "attempt.end", "task.end", "step.end", "checkpoint.begin", "eval.begin"),
+        "attempts.undone",
     }
 )
 """Events that are compared: what the control plane decides, and its books."""
@@ -98,13 +101,18 @@ class Player:
         self.clock = RecordedClock()
         self.compared = 0
         """Decisions that came out the same."""
-        self.saved: SchedulerState | None = None
+        self.saved = state
         """What the last checkpoint would have kept."""
+        self._all_saved = {} if state is None else {state.version: state}
+        self._back: asyncio.Queue[int] = asyncio.Queue()
+        """The versions that the run went back to."""
         self._job = _unhurried(job, events)
         self._source = source
         self._events = events
         self._state = state
         self._gates: Gates = defaultdict(asyncio.Event)
+        self._trainer = RecordedTrainer(self._gates)
+        self._engine = RecordedEngine(self._gates, state.version if state is not None else 0)
         self._rewards = RecordedRewards()
         self._hosts: dict[int, HostLink] = {}
         self._decided: list[Event] = []
@@ -112,23 +120,22 @@ class Player:
         self._ends = {event.data["id"]: event.data for event in events if event.name == "trajectory.end"}
         self._awaited = {
             str(event.data["id"]): tuple(map(str, event.data["rewards"]))  # type: ignore[arg-type]
-            for event in events
+            for event in reversed(events)  # the first counts: after going back some are asked for again
             if event.name == "reward.begin"
         }
-        self._begun = {event.data["id"] for event in events if event.name == "episode.begin"}
+        self._tried = {event.data["id"] for event in events if event.name in ("episode.begin", "eval.retry")}
 
     async def play(self) -> Difference | None:
         """To the end of the stretch, or to the first difference."""
         recorder = Recorder(self.clock.now, [self._hear])
-        first = self._state.version if self._state is not None else 0
         fleet = Fleet()
         self._dispatcher = Dispatcher.of(self._job.rollout, fleet)
-        fleet.join(EngineEntry(RECORDED, RecordedEngine(self._gates, first)))
+        fleet.join(EngineEntry(RECORDED, self._engine))
         self._drive = drive = assemble(
             self._job.control,
             fleet,
             self._dispatcher,
-            RecordedTrainer(self._gates),
+            self._trainer,
             self._source,
             (),
             CHECKPOINTS,
@@ -137,6 +144,7 @@ class Player:
             rewards=self._rewards,
         )
         drive.loop.checkpoints.describe = self._save
+        drive.loop.checkpoints.rewind = self._rewind
         async with asyncio.TaskGroup() as tasks:
             difference = await self._walk(lambda: tasks.create_task(self._go(drive), name="replay"))
             drive.loop.state.stopping = True  # the recording is over: nothing is to be saved
@@ -165,8 +173,28 @@ class Player:
             self._decided.append(Event(self.clock.now(), "run.failed", {"error": str(error)}))
 
     def _save(self, state: SchedulerState) -> DriverState:
-        self.saved = state
+        self.saved = self._all_saved[state.version] = state
         return DriverState()
+
+    async def _rewind(self) -> Kept:
+        version = await self._back.get()
+        if version not in self._all_saved:
+            return Kept()
+        self.saved = self._all_saved[version]
+        return Kept(CHECKPOINTS, self.saved)
+
+    async def _go_back(self, event: Event) -> None:
+        """The trainer dies, and the pipeline with it. Then what the engines were being told comes to its end, and what
+        happened once may happen again."""
+        version = int(event.data["version"])  # type: ignore[arg-type]
+        self._trainer.die()
+        await self._settle(event)
+        for gate in self._gates.values():
+            gate.set()
+        self._gates.clear()
+        self._engine.next_row = version
+        self._back.put_nowait(version)
+        await self._settle(event)
 
     def _hear(self, event: Event) -> None:
         if event.name in DECISIONS:
@@ -213,8 +241,9 @@ class Player:
         awaited = self._awaited.get(lease.id, ())
         if (end := self._ends.get(lease.id)) is not None:
             return report(lease, end, awaited)
-        again = f"{lease.id.rpartition('.')[0]}.{lease.tries + 1}"
-        return unseen_report(lease, failed=again in self._begun, awaited=awaited)
+        tried, history, number = lease.id.partition("~")
+        again = f"{tried.rpartition('.')[0]}.{lease.tries + 1}{history}{number}"
+        return unseen_report(lease, failed=again in self._tried, awaited=awaited)
 
     # -------------------------------------------------------------------------------------------- handing over
 
@@ -230,9 +259,11 @@ class Player:
             case "phase.end" if data["phase"] == "train":
                 await self._let(event, f"train {data['step']}")
             case "weights.publish" | "weights.stage" | "weights.commit":
-                await self._let(event, f"{event.name} {data['version']}")
+                await self._let(event, f"{event.name} {int(Version.of(data.get('history', 0), data['version']))}")
             case "checkpoint.saved":
                 await self._let(event, f"save {Path(data['folder']).name}")
+            case "run.back":
+                await self._go_back(event)
             case "run.stop":
                 self._drive.stop()
                 await self._settle(event)
