@@ -13,7 +13,7 @@ from rollweave.environments.registry import EnvironmentFactory
 from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.ray_clients import WorkerHandle
 from rollweave.runtimes.ray_workers import EngineWorker, TrainerWorker
-from rollweave.weights.store import SharedMemoryStore
+from rollweave.weights.shared_store import SharedMemoryStore
 
 
 class RayWorkers:

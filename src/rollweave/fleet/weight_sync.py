@@ -104,8 +104,11 @@ class WeightSync:
         seconds = self.clock.now() - started
         self._staged = version
         self.sync_seconds += seconds
-        checksums = [fingerprint.checksum for fingerprint in echoed if fingerprint is not None]
-        self.recorder.emit("weights.stage", version=version, echoed=checksums, seconds=seconds)
+        found = [fingerprint for fingerprint in echoed if fingerprint is not None]
+        checksums, moved = [one.checksum for one in found], sum(one.moved_bytes for one in found)
+        self.recorder.emit(
+            "weights.stage", version=version, echoed=checksums, moved_bytes=moved, seconds=seconds
+        )
 
     async def commit(self, version: int) -> None:
         """stage, then suspend → update → resume. What becomes of answers under way is the engines' `in_flight`."""

@@ -36,12 +36,14 @@ from rollweave.runtimes.ray_keepers import Crew, EngineTeam, HostKeeper
 from rollweave.runtimes.ray_nodes import BEAT_SECONDS, NodeWorker, RayNodes
 from rollweave.runtimes.ray_workers import EngineWorker, HostWorker, TrainerWorker
 from rollweave.runtimes.resources import ClusterNode, Need, ResourceManager
+from rollweave.runtimes.stores import close_store, make_store
 from rollweave.runtimes.travel import pack_luggage
 from rollweave.targets import MOVED_FOLDERS
 from rollweave.training.protocol import Trainer
-from rollweave.weights.ray_store import RayStore, WeightIndex
+from rollweave.weights.ray_store import WeightServer
+from rollweave.weights.relay import RelayStore
 from rollweave.weights.shared_memory import shared_folder
-from rollweave.weights.store import SharedMemoryStore, WeightStore
+from rollweave.weights.store import WeightStore
 
 OBJECT_STORE_BYTES = 256 * 2**20
 """Of a private Ray. Batches and completions pass through it; weights do not."""
@@ -94,6 +96,8 @@ async def start_ray(
                     task.cancel()
                 team.stop()
         finally:
+            for store in starter.stores:
+                close_store(store)
             await nodes.close()
 
 
@@ -165,7 +169,7 @@ class Starter:
     clock: Clock
     logs: Path
     folder: Path
-    """In shared memory, for weights that stay on this machine."""
+    """In the shared memory of this machine."""
     stores: list[WeightStore] = field(default_factory=list)
     """The one weight store, once the trainer's place is known."""
 
@@ -173,25 +177,29 @@ class Starter:
         reserved = 0 if places.colocated else places.trainer_threads
         node = await self._bound(Need("trainer", places.trainer_pool, reserved if places.trainer_pool else 0))
         self.stores.append(self._store(node))
-        return self._start(TrainerWorker, "trainer", node, places.trainer_threads, self.stores[0], reserved=reserved)
+        threads, store = places.trainer_threads, self._store_on(node)
+        return self._start(TrainerWorker, "trainer", node, threads, store, reserved=reserved)
 
     async def engine(self, name: str, seat: EngineSeat, spare_for: ClusterNode | None = None) -> WorkerHandle:
         """`spare_for`: on this node, where its predecessor still works, and holds the cores."""
         slow = replace(self, blueprint=replace(self.blueprint, slowdown=seat.slowdown))
         if spare_for is not None:
-            return slow._start(EngineWorker, name, spare_for, seat.threads, self.stores[0], reserved=0)
+            return slow._start(EngineWorker, name, spare_for, seat.threads, self._store_on(spare_for), reserved=0)
         node = await self._bound(Need(name, seat.pool, seat.threads if seat.pool else 0))
-        return slow._start(EngineWorker, name, node, seat.threads, self.stores[0], reserved=seat.threads)
+        return slow._start(EngineWorker, name, node, seat.threads, self._store_on(node), reserved=seat.threads)
 
     async def host(self, places: Layout, name: str, *arguments: Any) -> WorkerHandle:
         node = await self._bound(Need(name, places.host_pool))
         return self._start(HostWorker, name, node, 1, *arguments)
 
     def _store(self, trainer: ClusterNode) -> WeightStore:
-        bucket_mb = self.blueprint.job.weights.bucket_mb
-        if self.runtime.address == "local":
-            return SharedMemoryStore(self.folder, bucket_mb)
-        return RayStore(actor_on(WeightIndex, trainer, 0, {}).remote(), bucket_mb)
+        memory = self.nodes.memory(trainer, self.folder)
+        return make_store(self.blueprint.job, memory, lambda: actor_on(WeightServer, trainer, 0, {}).remote(memory))
+
+    def _store_on(self, node: ClusterNode) -> WeightStore:
+        """The store as the workers of a node have it."""
+        (store,) = self.stores
+        return store.on(self.nodes.memory(node, self.folder)) if isinstance(store, RelayStore) else store
 
     async def _bound(self, need: Need) -> ClusterNode:
         """Bind a worker to a node that has what it needs; waits for one. A node that goes while the files of the run
