@@ -42,6 +42,6 @@ def patch_between(old: Bytes, new: Bytes) -> Patch | None:
     positions = np.flatnonzero(changed)
     gaps = np.diff(positions, prepend=0)
     if count and gaps.max() > LARGEST_GAP:  # bytes in between that have not changed make the gaps small enough
-        positions = np.union1d(positions, np.arange(0, positions[-1], LARGEST_GAP))
+        positions = np.union1d(positions, np.arange(LARGEST_GAP, positions[-1], LARGEST_GAP))
         gaps = np.diff(positions, prepend=0)
     return Patch(gaps.astype(np.uint16), new[positions])
