@@ -66,7 +66,10 @@ class MooncakeStorage:
     def drop(self, names: Iterable[str]) -> None:
         client = self._connection()
         self._undropped |= set(names)
-        self._undropped = {name for name in self._undropped if client.remove(f"{self.prefix}/{name}") and self.get(name)}
+        for name in list(self._undropped):
+            key = f"{self.prefix}/{name}"
+            if not client.remove(key) or not client.is_exist(key):
+                self._undropped.remove(name)
 
     def clear(self) -> None:
         """The memory is the trainer's, and ends with it."""
