@@ -67,7 +67,9 @@ class DirectRemote:
         pass
 
 
-def direct(folder: Path, delta: bool = False, patience: float = 20.0, **faults: Any) -> tuple[TwoMachines, DirectRemote]:
+def direct(
+    folder: Path, delta: bool = False, patience: float = 20.0, **faults: Any
+) -> tuple[TwoMachines, DirectRemote]:
     remote = DirectRemote(folder / "here", **faults)
     return two_machines(folder, remote, delta, patience), remote
 
@@ -100,7 +102,7 @@ def test_one_copy_crosses_for_three_engines_that_pull_at_once(tmp_path: Path) ->
     for thread in threads:
         thread.join()
     assert found == [pushed] * 3
-    assert remote.asked == {number: 1 for number in range(5)}
+    assert remote.asked == dict.fromkeys(range(5), 1)
     assert sum(one.moved_bytes for one in found) == 5 * BLOCK_BYTES
 
 
@@ -243,7 +245,7 @@ def test_bfloat16_at_a_small_learning_rate_moves_a_tenth_of_the_bytes_and_is_exa
         assert found == pushed and pushed.checksum == checksum(weights)
         assert received == {name: weights[name].view(torch.uint8).numpy().tobytes() for name in weights}
         shares.append(found.moved_bytes / size)
-    assert shares[0] == 1.0 and 0.0 < min(shares) and max(shares[1:]) <= 0.1, shares
+    assert shares[0] == 1.0 and min(shares) > 0.0 and max(shares[1:]) <= 0.1, shares
 
 
 def test_float32_falls_back_to_whole_buckets_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -355,7 +357,7 @@ class FullStorage(FileStorage):
 def test_a_storage_that_is_full_is_told_to_engines_and_to_the_next_push(tmp_path: Path) -> None:
     machines = two_machines(tmp_path, ObjectRemote(FullStorage(f"file://{tmp_path}/store")))
     machines.push(1, large())
-    with pytest.raises(WeightStoreError, match="version 1 of the weights could not be stored: .*No space left"):
+    with pytest.raises(WeightStoreError, match=r"version 1 of the weights could not be stored: .*No space left"):
         machines.pull(1, nothing)
     with pytest.raises(WeightStoreError, match="No space left"):
         machines.push(2, large())

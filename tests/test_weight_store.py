@@ -144,7 +144,9 @@ def test_a_reader_that_was_killed_does_not_keep_its_buffer(tmp_path: Path) -> No
         "import sys; from pathlib import Path; from rollweave.weights.shared_store import SharedMemoryStore\n"
         "with SharedMemoryStore(Path(sys.argv[1])).reading(1): print('reads', flush=True); sys.stdin.read()"
     )
-    reader = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert reader.stdout is not None and reader.stdin is not None and reader.stdout.readline() == b"reads\n"
     for version in (2, 3):
         shared.push(version, tensors(version))

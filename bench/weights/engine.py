@@ -53,7 +53,7 @@ class Turns:
         finally:
             buckets._cut = self._cut
 
-    def _paced(self, layout: Sequence[buckets.Placed], bucket_bytes: int) -> Iterator[list[buckets.Piece]]:
+    def _paced(self, layout: Sequence[buckets.Placed], bucket_bytes: int) -> Iterator[buckets.Bucket]:
         *others, last = self._cut(layout, bucket_bytes)
         self._waiting = True
         for bucket in (*others, last):
@@ -163,8 +163,6 @@ def _model(layers: int) -> Any:
     return LlamaForCausalLM(
         LlamaConfig(**sizes, **heads, max_position_embeddings=2048, tie_word_embeddings=True)
     ).eval()
-
-
 
 
 def text(row: dict[str, Any]) -> str:

@@ -113,10 +113,10 @@ def measure(name: str, folder: Path, layers: int, versions: int) -> dict[str, An
     weights, target = model(layers), Target(model(layers))
     with _store(name, folder) as machines:
         rows = [_update(machines, version, weights, target) for version in range(WARM + versions)][WARM:]
-    found = {"store": name, "megabytes": target.size / 1e6, **{key: median(row[key] for row in rows) for key in rows[0]}}
+    found = {key: median(row[key] for row in rows) for key in rows[0]}
     ratios = {f"{what}_ratio": found[f"{what}_s"] / found["memcpy_s"] for what in ("push", "pull")}
     met = name != "shared_memory" or max(ratios.values()) <= BAR
-    return {**found, **ratios, "met": met}
+    return {"store": name, "megabytes": target.size / 1e6, **found, **ratios, "met": met}
 
 
 def measure_delta(name: str, folder: Path, layers: int, versions: int) -> dict[str, Any]:

@@ -106,9 +106,7 @@ class WeightSync:
         self.sync_seconds += seconds
         found = [fingerprint for fingerprint in echoed if fingerprint is not None]
         checksums, moved = [one.checksum for one in found], sum(one.moved_bytes for one in found)
-        self.recorder.emit(
-            "weights.stage", version=version, echoed=checksums, moved_bytes=moved, seconds=seconds
-        )
+        self.recorder.emit("weights.stage", version=version, echoed=checksums, moved_bytes=moved, seconds=seconds)
 
     async def commit(self, version: int) -> None:
         """stage, then suspend → update → resume. What becomes of answers under way is the engines' `in_flight`."""

@@ -29,7 +29,9 @@ class FileStorage:
             else:
                 system.pipe_file(path, data)
         except OSError as error:
-            raise WeightStoreError(f"weights.url: {self.url} does not take {name} ({error}): make room there") from error
+            raise WeightStoreError(
+                f"weights.url: {self.url} does not take {name} ({error}): make room there"
+            ) from error
 
     def get(self, name: str) -> bytes | None:
         system, root = self._system()

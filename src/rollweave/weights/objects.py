@@ -160,7 +160,7 @@ class ObjectRemote:
         if data is None:
             raise BrokenTransfer(f"{step.name} is not in the storage")
         try:
-            tensors = dict(deserialize(data))
+            tensors: _Tensors = dict(deserialize(data))  # type: ignore[no-untyped-call]
             return _patch(tensors) if "gaps" in tensors else _bucket(tensors, bucket)
         except Exception as error:  # a boundary: safetensors raises its own errors for a file that is cut short
             raise BrokenTransfer(f"{step.name} cannot be read: {error}") from error

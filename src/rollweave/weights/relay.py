@@ -234,9 +234,7 @@ class Delivery:
             raise
 
 
-def _ahead(
-    fetch: Callable[[int], Sequence[Parcel]], numbers: Iterable[int]
-) -> Iterator[tuple[int, Sequence[Parcel]]]:
+def _ahead(fetch: Callable[[int], Sequence[Parcel]], numbers: Iterable[int]) -> Iterator[tuple[int, Sequence[Parcel]]]:
     """Fetch in order, the next one while the caller handles this one."""
     coming: deque[tuple[int, Future[Sequence[Parcel]]]] = deque()
     with ThreadPoolExecutor(1, "weights") as thread:
