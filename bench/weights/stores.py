@@ -151,6 +151,9 @@ def _store(name: str, folder: Path, delta: bool = False) -> Iterator[Machines]:
 
 
 def _update(machines: Machines, version: int, weights: Weights, target: Target) -> dict[str, float]:
+    for tensor in weights.values():  # else what is there already would be recognised, and not travel
+        tensor.add_(1e-3)
+
     def push() -> Fingerprint:
         return machines.here.push(version, weights)
 
