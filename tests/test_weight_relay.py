@@ -24,7 +24,7 @@ from rollweave.weights.delta import Patch, patch_between
 from rollweave.weights.file_storage import FileStorage
 from rollweave.weights.objects import INDEX, ObjectRemote
 from rollweave.weights.ray_store import WeightServer
-from rollweave.weights.relay import BrokenTransfer, Offer, Parcel, RelayStore
+from rollweave.weights.relay import BrokenTransfer, Listing, Parcel, RelayStore
 from rollweave.weights.shared_store import SharedMemoryStore
 from rollweave.weights.store import WeightStoreError
 
@@ -48,14 +48,14 @@ class DirectRemote:
     def publish(self, version: int, local: SharedMemoryStore) -> None:
         pass
 
-    def offer(self, version: int) -> Offer:
-        return Offer(WeightServer(self.folder).manifest(version))
+    def listing(self, version: int) -> Listing:
+        return Listing(WeightServer(self.folder).manifest(version))
 
-    def fetch(self, offer: Offer, number: int, have: str) -> Sequence[Parcel]:
+    def fetch(self, listing: Listing, number: int, have: str) -> Sequence[Parcel]:
         before = self.asked[number]
         self.asked[number] += 1
         self.fault(number, before)
-        parcel = WeightServer(self.folder).bucket(offer.manifest.fingerprint.version, number, have)
+        parcel = WeightServer(self.folder).bucket(listing.manifest.fingerprint.version, number, have)
         if (number, before) in self.damaged:
             (parcel.values if isinstance(parcel, Patch) else parcel)[:1] ^= 1
         return [parcel]
@@ -378,7 +378,7 @@ def test_an_engine_waits_for_a_version_that_is_still_being_stored(tmp_path: Path
     engine = threading.Thread(target=lambda: found.append(machines.pull(1, nothing)))
     engine.start()
     with pytest.raises(BrokenTransfer, match="still storing"):
-        machines.there.remote.offer(1)
+        machines.there.remote.listing(1)
     go.set()
     engine.join()
     assert found == [pushed]

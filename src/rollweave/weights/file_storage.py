@@ -54,7 +54,7 @@ class FileStorage:
 
     def clear(self) -> None:
         system, root = self._system()
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # it is gone, or nothing was stored
             system.rm(root, recursive=True)
 
     def _system(self) -> tuple[Any, str]:

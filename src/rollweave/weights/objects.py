@@ -24,7 +24,7 @@ from safetensors import TensorSpec, deserialize, serialize
 
 from rollweave.weights.buckets import Bucket, Bytes, Piece
 from rollweave.weights.delta import Patch, patch_between
-from rollweave.weights.relay import BrokenTransfer, Offer, Parcel, Step
+from rollweave.weights.relay import BrokenTransfer, Listing, Parcel, Step
 from rollweave.weights.shared_store import SharedMemoryStore
 from rollweave.weights.store import WeightStoreError, kept_versions, missing_version, version_name
 
@@ -57,14 +57,14 @@ class ObjectStorage(Protocol):
 class Index:
     """Which versions a storage has."""
 
-    versions: dict[int, Offer] = field(default_factory=dict)
+    versions: dict[int, Listing] = field(default_factory=dict)
     coming: int | None = None
     """It is being stored."""
     failure: str = ""
     """Why it does not come."""
 
     def names(self) -> set[str]:
-        return {step.name for offer in self.versions.values() for chain in offer.chains for step in chain}
+        return {step.name for listing in self.versions.values() for chain in listing.chains for step in chain}
 
 
 _INDEX = TypeAdapter(Index)
@@ -92,7 +92,7 @@ class ObjectRemote:
         self._thread = self._thread or ThreadPoolExecutor(1, "weights")
         self._storing = self._thread.submit(self._store, version, local, before, after)
 
-    def offer(self, version: int) -> Offer:
+    def listing(self, version: int) -> Listing:
         index = self._index()
         if version in index.versions:
             return index.versions[version]
@@ -102,10 +102,10 @@ class ObjectRemote:
             raise WeightStoreError(f"version {version} of the weights could not be stored: {index.failure}")
         raise BrokenTransfer("the trainer is still storing it")
 
-    def fetch(self, offer: Offer, number: int, have: str) -> Sequence[Parcel]:
-        chain = offer.chains[number]
+    def fetch(self, listing: Listing, number: int, have: str) -> Sequence[Parcel]:
+        chain = listing.chains[number]
         known = [place for place, step in enumerate(chain, 1) if step.digest == have]
-        bucket = offer.manifest.buckets()[number]
+        bucket = listing.manifest.buckets()[number]
         return [self._get(step, bucket) for step in chain[max(known, default=0) :]]
 
     def latest(self) -> int | None:
@@ -126,15 +126,15 @@ class ObjectRemote:
 
     def _store(self, version: int, local: SharedMemoryStore, before: Index, after: Index) -> None:
         try:
-            offer = self._stored(version, local, after.versions)
+            listing = self._stored(version, local, after.versions)
         except Exception as error:  # a boundary: the thread's. It is raised by the next push; engines are told now.
             self._write(replace(after, failure=str(error)))
             raise
-        now = Index({**after.versions, version: offer})
+        now = Index({**after.versions, version: listing})
         self._write(now)
         self.storage.drop(before.names() - now.names())
 
-    def _stored(self, version: int, local: SharedMemoryStore, others: dict[int, Offer]) -> Offer:
+    def _stored(self, version: int, local: SharedMemoryStore, others: dict[int, Listing]) -> Listing:
         """Store a version, as patches of the one before if that is in both stores."""
         with ExitStack() as reading:
             manifest, new = reading.enter_context(local.reading(version))
@@ -153,7 +153,7 @@ class ObjectRemote:
                     zip(manifest.buckets(), manifest.fingerprint.buckets, chains, strict=True)
                 )
             ]
-        return Offer(manifest, tuple(made))
+        return Listing(manifest, tuple(made))
 
     def _get(self, step: Step, bucket: Bucket) -> Parcel:
         data = self.storage.get(step.name)

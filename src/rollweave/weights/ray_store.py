@@ -15,7 +15,7 @@ import numpy as np
 
 from rollweave.weights.buckets import Manifest
 from rollweave.weights.delta import patch_between
-from rollweave.weights.relay import BrokenTransfer, Offer, Parcel
+from rollweave.weights.relay import BrokenTransfer, Listing, Parcel
 from rollweave.weights.shared_store import SharedMemoryStore
 from rollweave.weights.store import WeightStoreError
 
@@ -54,11 +54,11 @@ class RayRemote:
     def publish(self, version: int, local: SharedMemoryStore) -> None:
         """The server looks into the same folder."""
 
-    def offer(self, version: int) -> Offer:
-        return Offer(self._ask("manifest", version))
+    def listing(self, version: int) -> Listing:
+        return Listing(self._ask("manifest", version))
 
-    def fetch(self, offer: Offer, number: int, have: str) -> Sequence[Parcel]:
-        return [self._ask("bucket", offer.manifest.fingerprint.version, number, have)]
+    def fetch(self, listing: Listing, number: int, have: str) -> Sequence[Parcel]:
+        return [self._ask("bucket", listing.manifest.fingerprint.version, number, have)]
 
     def latest(self) -> int | None:
         newest: int | None = self._ask("latest")

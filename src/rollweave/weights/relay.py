@@ -58,7 +58,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Listing:
     """A version that a remote has."""
 
     manifest: Manifest
@@ -75,10 +75,10 @@ class Remote(Protocol):
     def publish(self, version: int, local: SharedMemoryStore) -> None:
         """Let other machines have a version of this one, at once or in the background."""
 
-    def offer(self, version: int) -> Offer:
+    def listing(self, version: int) -> Listing:
         """Raises WeightStoreError if it is not there, BrokenTransfer if it cannot be seen now."""
 
-    def fetch(self, offer: Offer, number: int, have: str) -> Sequence[Parcel]:
+    def fetch(self, listing: Listing, number: int, have: str) -> Sequence[Parcel]:
         """What makes a bucket: its bytes, or patches of the bucket whose digest is `have`, in order."""
 
     def latest(self) -> int | None:
@@ -134,14 +134,14 @@ class RelayStore:
         """Make sure that this machine has a version; returns how many bytes crossed to it for that."""
         moved = 0
         while True:
-            offer = self._patiently(lambda: self.remote.offer(version), f"version {version} of the weights")
+            listing = self._patiently(lambda: self.remote.listing(version), f"version {version} of the weights")
             with _alone(self.folder / "relay.lock"):
-                if self._has(offer.manifest):
+                if self._has(listing.manifest):
                     return moved
                 try:
-                    with self._copies.writing(version, offer.manifest.size) as buffer:
-                        moved += Delivery(self, offer, buffer.flat).complete()
-                        self._copies.add(offer.manifest, buffer)
+                    with self._copies.writing(version, listing.manifest.size) as buffer:
+                        moved += Delivery(self, listing, buffer.flat).complete()
+                        self._copies.add(listing.manifest, buffer)
                     return moved
                 except _Replaced:
                     continue
@@ -179,14 +179,14 @@ class Delivery:
     """One version on its way to this machine."""
 
     relay: RelayStore
-    offer: Offer
+    listing: Listing
     flat: Bytes
     """Where it goes. It may hold buckets that arrived before the transfer broke."""
     moved: int = 0
 
     def complete(self) -> int:
         """Returns how many bytes crossed."""
-        manifest = self.offer.manifest
+        manifest = self.listing.manifest
         buckets, wanted = manifest.buckets(), manifest.fingerprint.buckets
         missing = [number for number, bucket in enumerate(buckets) if bucket.digest(self.flat) != wanted[number]]
         with self.relay.base(manifest) as base:
@@ -218,7 +218,7 @@ class Delivery:
 
     def _fetch(self, number: int, have: str) -> Sequence[Parcel]:
         """`have`: the digest of the bucket that this machine has in its place, if any."""
-        fingerprint = self.offer.manifest.fingerprint
+        fingerprint = self.listing.manifest.fingerprint
         if have == fingerprint.buckets[number]:
             return ()
         what = f"bucket {number} of {len(fingerprint.buckets)} of weights version {fingerprint.version}"
@@ -227,9 +227,9 @@ class Delivery:
 
     def _ask(self, number: int, have: str) -> Sequence[Parcel]:
         try:
-            return self.relay.remote.fetch(self.offer, number, have)
+            return self.relay.remote.fetch(self.listing, number, have)
         except BrokenTransfer:
-            if self.relay.remote.offer(self.offer.manifest.fingerprint.version) != self.offer:
+            if self.relay.remote.listing(self.listing.manifest.fingerprint.version) != self.listing:
                 raise _Replaced from None
             raise
 
