@@ -7,14 +7,15 @@ trainer's node, where it outlives the trainer's process. Patches are made when t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rollweave.weights.buckets import Manifest
-from rollweave.weights.delta import patch_between
+from rollweave.weights.buckets import Bytes, Fingerprint, Manifest
+from rollweave.weights.delta import Patch, patch_between
 from rollweave.weights.relay import BrokenTransfer, Listing, Parcel
 from rollweave.weights.shared_store import SharedMemoryStore
 from rollweave.weights.store import WeightStoreError
@@ -32,15 +33,22 @@ class WeightServer:
     def latest(self) -> int | None:
         return self._store.latest()
 
-    def bucket(self, version: int, number: int, have: str) -> Parcel:
-        with self._store.reading(version) as (manifest, flat):
+    def bucket(self, wanted: Fingerprint, number: int, have: str) -> Parcel:
+        with self._store.reading(wanted.version) as (manifest, flat):
+            if manifest.fingerprint != wanted:
+                raise BrokenTransfer(f"version {wanted.version} of the weights has been pushed anew")
             bucket = manifest.buckets()[number]
             new = np.asarray(bucket.of(flat))
-            for other in self._store.versions() if have else ():
-                with self._store.reading(other) as (before, old):
-                    if before.is_laid_out_as(manifest) and before.fingerprint.buckets[number] == have:
-                        return patch_between(bucket.of(old), new) or new.copy()
-            return new.copy()  # Ray takes it after the lock has ended
+            patch = self._patch(manifest, number, have, new) if have else None
+            return new.copy() if patch is None else patch  # Ray takes it after the lock has ended
+
+    def _patch(self, manifest: Manifest, number: int, have: str, new: Bytes) -> Patch | None:
+        """Of the bucket with the digest `have`, if it is still here."""
+        for version in self._store.versions():
+            with suppress(WeightStoreError), self._store.reading(version) as (before, flat):
+                if before.is_laid_out_as(manifest) and before.fingerprint.buckets[number] == have:
+                    return patch_between(before.buckets()[number].of(flat), new)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ class RayRemote:
         return Listing(self._ask("manifest", version))
 
     def fetch(self, listing: Listing, number: int, have: str) -> Sequence[Parcel]:
-        return [self._ask("bucket", listing.manifest.fingerprint.version, number, have)]
+        return [self._ask("bucket", listing.manifest.fingerprint, number, have)]
 
     def latest(self) -> int | None:
         newest: int | None = self._ask("latest")

@@ -120,7 +120,8 @@ class RelayStore:
     def push(self, version: int, tensors: Mapping[str, Any]) -> Fingerprint:
         self.remote.ready()
         fingerprint = self._local.push(version, tensors)
-        self.remote.publish(version, self._local)
+        what = f"version {version} of the weights, on its way to the other machines,"
+        self._patiently(lambda: self.remote.publish(version, self._local), what)
         return fingerprint
 
     def pull(self, version: int, into: Into) -> Fingerprint:

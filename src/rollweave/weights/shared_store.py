@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from rollweave.weights.store import (
 
 _INDEX = TypeAdapter(tuple[str, Manifest])
 """A manifest in a file, with the name of its buffer."""
+
+BLINK_SECONDS = 0.002
 
 Keep = Callable[[int, Iterable[int]], set[int]]
 """Which versions stay when one is written: it, and some of those that are there."""
@@ -96,7 +99,11 @@ class SharedMemoryStore:
                     raise WeightStoreError(message) from None
                 continue
             with file:
-                fcntl.flock(file, fcntl.LOCK_SH)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:  # a writer has taken it, or is just giving it its name
+                    time.sleep(BLINK_SECONDS)
+                    continue
                 if self._read(version) == (name, manifest):
                     # A private mapping counts as writable, which torch wants of what it wraps; it is never written to.
                     yield manifest, self._map(name, "c", max(1, manifest.size))
