@@ -13,13 +13,13 @@ import pytest
 
 from contracts.machines import two_machines
 from contracts.ray_workers import RayWorkers
-from contracts.weight_store import BEHAVIOURS, BUCKET_MB
+from contracts.weight_store import BEHAVIOURS, BUCKET_MB, tensors
 from rollweave.weights.file_storage import FileStorage
 from rollweave.weights.mooncake_storage import MooncakeStorage
 from rollweave.weights.objects import ObjectRemote
 from rollweave.weights.ray_store import RayRemote, WeightServer
 from rollweave.weights.shared_store import SharedMemoryStore
-from rollweave.weights.store import MemoryStore, WeightStore
+from rollweave.weights.store import MemoryStore, WeightStore, WeightStoreError
 
 STORES: dict[str, Callable[[Path], WeightStore]] = {
     "memory": lambda folder: MemoryStore(BUCKET_MB),
@@ -40,6 +40,20 @@ def test_the_store_on_ray_keeps_the_contract(
 
     server = ray.remote(WeightServer).options(num_cpus=0).remote(tmp_path / "here")
     behaviour(two_machines(tmp_path, RayRemote(server), delta))
+
+
+@pytest.mark.slow
+def test_weights_that_are_lost_with_their_server_are_said_to_be(ray_workers: RayWorkers, tmp_path: Path) -> None:
+    import ray
+
+    server = ray.remote(WeightServer).options(num_cpus=0).remote(tmp_path / "here")
+    machines = two_machines(tmp_path, RayRemote(server))
+    machines.push(1, tensors())
+    ray.kill(server)
+    handed: list[str] = []
+    with pytest.raises(WeightStoreError, match="the weights are lost with the node of the trainer"):
+        machines.pull(1, lambda name, tensor: handed.append(name))
+    assert handed == []
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda behaviour: behaviour.__name__)
