@@ -185,6 +185,32 @@ def test_all_problems_are_listed(tmp_path: Path) -> None:
     assert [problem.split(": ")[0] for problem in problems] == ["  job.yaml:2", "  job.yaml:10"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (("weights.store=file",), "store=file needs a url: say where, as in weights.url=file:///mnt/shared/weights"),
+        (("weights.store=mooncake",), "store=mooncake needs a url: say where, as in weights.url=10.0.0.1:50051"),
+        (("weights.url=file:///x",), "url=file:///x is for store=file and store=mooncake, not for auto: remove it"),
+        (("weights.store=shared_memory", "runtime.type=inline"), "weights.store=shared_memory needs runtime.type=ray"),
+        (("weights.store=shared_memory", "runtime.address=10.0.0.1:6379"), "joins processes of one machine"),
+        (("weights.delta=true",), "weights.delta makes less travel between machines, but here"),
+    ],
+)
+def test_a_weight_store_that_cannot_work_is_refused(overrides: tuple[str, ...], complaint: str, tmp_path: Path) -> None:
+    assert complaint in refused(tmp_path, GOOD, *overrides)
+
+
+def test_the_weight_store_follows_from_where_the_job_runs(tmp_path: Path) -> None:
+    def store(*overrides: str) -> str:
+        return load_job(write(tmp_path, GOOD), overrides).weight_store
+
+    assert store() == "shared_memory"
+    assert store("runtime.type=inline") == "memory"
+    assert store("runtime.address=10.0.0.1:6379") == "ray"
+    assert store("weights.store=ray", "weights.delta=true") == "ray"
+    assert store("weights.store=file", "weights.url=s3://bucket/weights") == "file"
+
+
 def test_a_contradiction_names_the_file_and_the_key(tmp_path: Path) -> None:
     message = refused(tmp_path, GOOD.replace("type: sync+", "type: rollart") + "  loss: {denominator: proximal}\n")
     assert message.startswith("job.yaml:10: training.loss.denominator=proximal ignores staleness, but rollart trains")

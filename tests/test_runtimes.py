@@ -16,6 +16,7 @@ SMALL = [
     *("rollout.group_size=4", "rollout.max_turns=4", "training.steps=2", "evaluation.every=1", "evaluation.tasks=4"),
     "evaluation.target=null",
 ]
+FILES = ["weights.store=file", "weights.url=file://{folder}/weights"]
 
 
 @pytest.mark.parametrize(
@@ -29,10 +30,11 @@ SMALL = [
         pytest.param(["runtime.placement=colocated"], id="ray-colocated-rollart", marks=pytest.mark.slow),
         pytest.param([f"cluster={TWO_ENGINES}"], id="ray-two-engines", marks=pytest.mark.slow),
         pytest.param(["pipeline.alpha=2", "rollout.isolation=process"], id="ray-isolated", marks=pytest.mark.slow),
+        pytest.param([*FILES, "weights.delta=true"], id="ray-weights-in-files", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_completes(where: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "run"
+    out, where = tmp_path / "run", [word.format(folder=tmp_path) for word in where]
     command = [sys.executable, "-m", "rollweave.cli.main", "train", str(RECIPE), *SMALL, *where, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,8 @@
-"""`python -m bench.weights [--layers N] [--versions N] [--json]`
+"""`python -m bench.weights [--layers N] [--versions N] [--stores NAME ...] [--lab] [--short] [--json]`
 
-A model of SmolLM2's size (135M parameters, 540 MB) with random weights generates eight answers while new versions
-arrive through the shared-memory store. `prepare` is run in the three ways an engine could: at once between two steps, a
-bucket at a time between two steps, and in a thread beside them, which is what an engine with a process of its own does.
+Each weight store beside a plain copy of the same bytes; what a patch moves; and what an update costs an engine that
+generates meanwhile. `--lab` instead compares background with blocking transfer over a slow link, in the lab
+(docs/lab.md; root). The exit code says whether all bars are met.
 """
 
 from __future__ import annotations
@@ -10,186 +10,75 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
+import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
-from rollweave.clock import Clock
-from rollweave.engines.loop import Background, EngineLoop
-from rollweave.engines.protocol import Request, Sampling
-from rollweave.engines.torch.engine import TorchEngine
-from rollweave.trajectory import token_ids
-from rollweave.weights import buckets
-from rollweave.weights.buckets import Fingerprint
-from rollweave.weights.store import SharedMemoryStore
-
-ANSWERS = 8
-
-
-class Turns:
-    """Lets a thread verify and stage one bucket after every step, and the steps wait for it."""
-
-    def __init__(self) -> None:
-        self._cut = buckets._cut
-        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._waiting = False
-
-    def after_step(self) -> None:
-        if self._waiting:
-            self._go.release()
-            self._done.acquire()
-
-    async def background(self, work: Callable[[], Fingerprint]) -> Fingerprint:
-        buckets._cut = self._paced
-        try:
-            return await asyncio.to_thread(work)
-        finally:
-            buckets._cut = self._cut
-
-    def _paced(self, layout: Sequence[buckets.Placed], bucket_bytes: int) -> Iterator[list[buckets.Piece]]:
-        *others, last = self._cut(layout, bucket_bytes)
-        self._waiting = True
-        for bucket in (*others, last):
-            self._go.acquire()
-            yield bucket
-            self._waiting = bucket is not last
-            self._done.release()
-
-
-TURNS = Turns()
-WAYS: dict[str, Background | None] = {"at once": None, "buckets": TURNS.background, "thread": asyncio.to_thread}
-
-
-class Mute:
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        return ""
-
-
-class Steps:
-    """When each step of the engine began and ended."""
-
-    def __init__(self, core: TorchEngine) -> None:
-        self.times: list[tuple[float, float]] = []
-        self._step: Callable[[], Any] = core.step
-        core.step = self._timed  # type: ignore[method-assign]
-
-    def _timed(self) -> Any:
-        began = time.perf_counter()
-        completions = self._step()
-        self.times.append((began, time.perf_counter()))
-        TURNS.after_step()
-        return completions
-
-    def longest_gap(self, since: float, until: float) -> float:
-        """Between two steps, while something went on: how long every answer stood still."""
-        pairs = zip(self.times, self.times[1:], strict=False)
-        return max((b[0] - max(a[1], since) for a, b in pairs if b[0] > since and a[1] < until), default=0.0)
-
-    def typical(self, since: float, until: float) -> float:
-        return median([end - began for began, end in self.times if began >= since and end <= until] or [0.0])
+from . import engine, lab, stores
 
 
 def main() -> None:
     arguments = _arguments()
+    if arguments.short:
+        arguments.layers, arguments.versions = 2, 2
     torch.set_num_threads(1)
-    folder = Path(tempfile.mkdtemp(prefix="rollweave-bench-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    try:
-        rows = [asyncio.run(measure(way, folder, arguments.layers, arguments.versions)) for way in WAYS]
-    finally:
-        shutil.rmtree(folder)
-    print(json.dumps(rows) if arguments.json else "\n".join(map(_line, rows)))
+    if arguments.lab:
+        found: dict[str, Any] = {"lab": lab.compare(arguments.short)}
+    else:
+        memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        with tempfile.TemporaryDirectory(prefix="rollweave-bench-", dir=memory) as folder:
+            found = _measure(Path(folder), arguments)
+    print(json.dumps(found) if arguments.json else _text(found))
+    rows = [row for part in found.values() for row in (part if isinstance(part, list) else [part])]
+    sys.exit(not (arguments.short or all(row["met"] for row in rows)))
 
 
-async def measure(way: str, folder: Path, layers: int, versions: int) -> dict[str, Any]:
-    """Medians over the versions but the first, which touches every page for the first time."""
-    model = _model(layers)
-    core = TorchEngine(model, Mute(), slots=ANSWERS, prefill_tokens=512, max_context=2048)
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    store, steps = SharedMemoryStore(folder), Steps(core)
-    loop = EngineLoop(core, store, Clock(), background=WAYS[way])
-    samples = []
-    with _generating(loop):
-        for version in range(versions + 1):
-            samples.append(await _update(loop, store, steps, version, tensors))
-    kept = samples[1:]
-    return {"prepare": way, "megabytes": sum(t.nbytes for t in tensors.values()) / 1e6} | {
-        name: median([sample[name] for sample in kept]) for name in kept[0]
-    }
-
-
-async def _update(
-    loop: EngineLoop, store: SharedMemoryStore, steps: Steps, version: int, tensors: dict[str, Any]
-) -> dict[str, float]:
-    quiet = time.perf_counter()
-    await asyncio.sleep(1.0)
-    began = time.perf_counter()
-    fingerprint = store.push(version, tensors)  # a trainer does this in its own process
-    pushed = time.perf_counter()
-    await loop.prepare(version)
-    prepared = time.perf_counter()
-    await loop.suspend()
-    suspended = time.perf_counter()
-    await loop.commit(version)
-    await loop.resume()
-    committed = time.perf_counter()
-    await asyncio.sleep(0.2)
+def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    names = [name for name in arguments.stores if stores.here(name)]
+    size = arguments.layers, arguments.versions
+    between = [name for name in names if name != "shared_memory"]
     return {
-        "buckets": len(fingerprint.buckets),
-        "push_ms": 1e3 * (pushed - began),
-        "prepare_ms": 1e3 * (prepared - pushed),
-        "commit_ms": 1e3 * (committed - suspended),
-        "longest_stall_ms": 1e3 * steps.longest_gap(pushed, prepared),
-        "step_ms": 1e3 * steps.typical(quiet, began),
-        "step_while_preparing_ms": 1e3 * steps.typical(pushed, prepared),
+        "stores": [stores.measure(name, folder, *size) for name in names],
+        "delta": [stores.measure_delta(name, folder, *size) for name in between],
+        "engine": [asyncio.run(engine.measure(way, folder, *size)) for way in engine.WAYS],
     }
 
 
-@contextmanager
-def _generating(loop: EngineLoop) -> Any:
-    running = asyncio.get_running_loop().create_task(loop.run())
-    for number in range(ANSWERS):
-        sampling = Sampling(max_tokens=1900)
-        loop.add(Request(f"{number}#1", str(number), token_ids([1] * 64), number, sampling), lambda completion: None)
-    try:
-        yield
-    finally:
-        running.cancel()
+def _text(found: dict[str, Any]) -> str:
+    if "lab" in found:
+        return lab.text(found["lab"])
+    lines = []
+    for row in found["stores"]:
+        bar = f" (bar {stores.BAR:g}x) {_word(row)}" if row["store"] == "shared_memory" else ""
+        lines.append(
+            f"{row['store']:13} {row['megabytes']:.0f} MB: memcpy {row['memcpy_s']:.3f} s, push {row['push_s']:.3f} s "
+            f"({row['push_ratio']:.1f}x), stored {row['store_s']:.3f} s later, pull {row['pull_s']:.3f} s "
+            f"({row['pull_ratio']:.1f}x){bar}"
+        )
+    for row in found["delta"]:
+        lines.append(
+            f"{row['store']:13} bfloat16 at learning rate {stores.RATE:g}: {row['moved_share']:.1%} of the bytes move "
+            f"(bar {stores.DELTA_BAR:.0%}) {_word(row)}, pull {row['pull_s']:.3f} s, equal bit by bit"
+        )
+    return "\n".join([*lines, *map(engine.text, found["engine"])])
 
 
-def _model(layers: int) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": layers}
-    heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
-    return LlamaForCausalLM(
-        LlamaConfig(**sizes, **heads, max_position_embeddings=2048, tie_word_embeddings=True)
-    ).eval()
+def _word(row: dict[str, Any]) -> str:
+    return "met" if row["met"] else "NOT MET"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.weights", description=__doc__)
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--versions", type=int, default=5)
+    parser.add_argument("--stores", nargs="+", default=list(stores.STORES), choices=stores.STORES)
+    parser.add_argument("--lab", action="store_true", help="background against blocking transfer over a slow link")
+    parser.add_argument("--short", action="store_true", help="small, to see that it works; its bars do not count")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
-
-
-def _line(row: dict[str, Any]) -> str:
-    return (
-        f"{row['prepare']:8} {row['megabytes']:.0f} MB in {row['buckets']:.0f} buckets: push {row['push_ms']:.0f} ms, "
-        f"prepare {row['prepare_ms']:.0f} ms, commit {row['commit_ms']:.2f} ms; longest stall between steps "
-        f"{row['longest_stall_ms']:.1f} ms; a step takes {row['step_ms']:.0f} ms, "
-        f"{row['step_while_preparing_ms']:.0f} ms while preparing"
-    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from rollweave.runtimes.blueprint import Blueprint
 from rollweave.runtimes.ray_clients import WorkerHandle
 from rollweave.runtimes.ray_group import RankWorker, TrainerGroup
 from rollweave.runtimes.ray_workers import EngineWorker, TrainerWorker
-from rollweave.weights.store import SharedMemoryStore
+from rollweave.weights.shared_store import SharedMemoryStore
 
 
 class RayWorkers:

@@ -177,10 +177,30 @@ class WeightsConfig(Section):
     `blocking`: generation stands still meanwhile (baseline)."""
     bucket_mb: PositiveFloat = 64.0
     """Weights travel in buckets of this size, each with a digest."""
+    store: Literal["auto", "shared_memory", "ray", "file", "mooncake"] = "auto"
+    """What lies between trainer and engines. `auto`: shared memory if they are on one machine, else `ray`. `ray`:
+    Ray's object store. `file`: files behind `url`, which all machines can reach. `mooncake`: the Mooncake store whose
+    master is at `url`."""
+    url: str = ""
+    """With `file`: a folder, such as `file:///mnt/shared/weights` or `s3://bucket/folder`; what a session leaves there
+    is removed at its end. With `mooncake`: `host:port` of the `mooncake_master`."""
+    delta: bool = False
+    """Only bytes that changed travel between machines. Worth it in bfloat16 at small learning rates; in float32 every
+    value changes with every step, and each version travels whole."""
     probe_tolerance: PositiveFloat = PROBE_TOLERANCE
     """After every update engine and trainer score one fixed row of tokens, the probe. An engine whose log-probs differ
     from the trainer's by more than this (in nats) counts as dead. Raise it for engines that do not compute in
     float32."""
+
+    @model_validator(mode="after")
+    def _check_url(self) -> WeightsConfig:
+        needs_url = self.store in ("file", "mooncake")
+        if needs_url and not self.url:
+            example = "file:///mnt/shared/weights" if self.store == "file" else "10.0.0.1:50051"
+            raise ValueError(f"store={self.store} needs a url: say where, as in weights.url={example}")
+        if self.url and not needs_url:
+            raise ValueError(f"url={self.url} is for store=file and store=mooncake, not for {self.store}: remove it")
+        return self
 
 
 class EvaluationConfig(Section):

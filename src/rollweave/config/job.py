@@ -205,6 +205,15 @@ class Job(Section):
     logging: LoggingConfig = LoggingConfig()
 
     @property
+    def weight_store(self) -> Literal["memory", "shared_memory", "ray", "file", "mooncake"]:
+        """What lies between trainer and engines; `memory`: nothing, they are one process."""
+        if self.weights.store != "auto":
+            return self.weights.store
+        if isinstance(self.runtime, InlineRuntime):
+            return "memory"
+        return "shared_memory" if self.runtime.address == "local" else "ray"
+
+    @property
     def control(self) -> ControlConfig:
         """The part that drives the control plane."""
         return ControlConfig(
@@ -231,6 +240,7 @@ class Job(Section):
         self._check_layout()
         self._check_stream()
         self._check_sleep()
+        self._check_weight_store()
         if isinstance(self.engine, VllmEngineConfig):
             self._check_vllm()
         if self.pipeline.alpha > 0 and self.training.ignores_staleness:
@@ -302,6 +312,25 @@ class Job(Section):
             if pool.role in ("prefill", "decode") or pool.slowdown is not None:
                 what = "a slowdown" if pool.slowdown is not None else f"role: {pool.role}"
                 raise ValueError(f"engine.type=vllm: pool {pool.name} has {what}, which needs engine.type=torch")
+
+    def _check_weight_store(self) -> None:
+        """Refuse a store that the runtime does not have, and patches where nothing travels."""
+        store, runtime = self.weight_store, self.runtime
+        if isinstance(runtime, InlineRuntime) and store != "memory":
+            raise ValueError(
+                f"weights.store={store} needs runtime.type=ray: with inline trainer and engines are one process, and "
+                "nothing has to travel; remove it"
+            )
+        if store == "shared_memory" and isinstance(runtime, RayRuntime) and runtime.address != "local":
+            raise ValueError(
+                f"weights.store=shared_memory joins processes of one machine, but runtime.address is "
+                f"{runtime.address}: set weights.store=auto"
+            )
+        if self.weights.delta and store in ("memory", "shared_memory"):
+            raise ValueError(
+                "weights.delta makes less travel between machines, but here trainer and engines share their memory: "
+                "remove it"
+            )
 
     def _check_layout(self) -> None:
         """Refuse what the runtime cannot start, and a job that assigns cores both in `runtime` and in `cluster`."""

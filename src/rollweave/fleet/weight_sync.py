@@ -118,8 +118,9 @@ class WeightSync:
         seconds = self.clock.now() - started
         self._staged = version
         self.sync_seconds += seconds
-        checksums = [fingerprint.checksum for fingerprint in echoed if fingerprint is not None]
-        self._tell("weights.stage", version, echoed=checksums, seconds=seconds)
+        found = [fingerprint for fingerprint in echoed if fingerprint is not None]
+        checksums, moved = [one.checksum for one in found], sum(one.moved_bytes for one in found)
+        self._tell("weights.stage", version, echoed=checksums, moved_bytes=moved, seconds=seconds)
 
     async def commit(self, number: int) -> None:
         """stage, then suspend → update → resume. What becomes of answers under way is the engines' `in_flight`."""

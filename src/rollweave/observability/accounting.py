@@ -50,6 +50,7 @@ class Accountant:
         self.loop = LoopTime()
         self.restarts: Counter[str] = Counter()
         self._sync_seconds = 0.0
+        self._moved_bytes = 0
         self._evaluating = False
 
     def __call__(self, event: Event) -> None:
@@ -72,8 +73,9 @@ class Accountant:
             **self.served.sample(),
             **{f"restarts/{worker}": count for worker, count in self.restarts.items()},
             "time/sync": self._sync_seconds,
+            "weights/moved_mb": self._moved_bytes / 1e6,
         }
-        self._sync_seconds = 0.0
+        self._sync_seconds, self._moved_bytes = 0.0, 0
         return row
 
     def resume(self, earlier: Iterable[Event], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -173,6 +175,7 @@ class Accountant:
                 self.loop.end("save", time)
             case "weights.publish" | "weights.stage" | "weights.commit":
                 self._sync_seconds += data["seconds"]
+                self._moved_bytes += data.get("moved_bytes", 0)
             case "eval.begin":
                 self._evaluating = True
             case "eval.end":

@@ -37,12 +37,14 @@ from rollweave.runtimes.ray_keepers import Crew, EngineTeam, HostKeeper
 from rollweave.runtimes.ray_nodes import BEAT_SECONDS, NodeWorker, RayNodes
 from rollweave.runtimes.ray_workers import EngineWorker, HostWorker, TrainerWorker
 from rollweave.runtimes.resources import ClusterNode, Need, ResourceManager
+from rollweave.runtimes.stores import close_store, make_store
 from rollweave.runtimes.travel import pack_luggage
 from rollweave.targets import MOVED_FOLDERS
 from rollweave.training.protocol import Trainer
-from rollweave.weights.ray_store import RayStore, WeightIndex
+from rollweave.weights.ray_store import WeightServer
+from rollweave.weights.relay import RelayStore
 from rollweave.weights.shared_memory import shared_folder
-from rollweave.weights.store import SharedMemoryStore, WeightStore
+from rollweave.weights.store import WeightStore, WeightStoreError
 
 OBJECT_STORE_BYTES = 256 * 2**20
 """Of a private Ray. Batches and completions pass through it; weights do not."""
@@ -75,7 +77,6 @@ async def start_ray(
         crew = Crew(clock, recorder, Restarts(recorder), fleet, nodes)
         dispatcher.ask_waits = crew.waits
         starter = Starter(blueprint, runtime, nodes, clock, logs, folder)
-        starter.stores.append(starter.make_store())
         try:
             trainer = await starter.trainer(places)
             async with asyncio.TaskGroup() as tasks:
@@ -96,6 +97,8 @@ async def start_ray(
                     task.cancel()
                 team.stop()
         finally:
+            for store in starter.stores.values():
+                close_store(store)
             await nodes.close()
 
 
@@ -171,19 +174,21 @@ class Starter:
     clock: Clock
     logs: Path
     folder: Path
-    """In shared memory, for weights that stay on this machine."""
-    stores: list[WeightStore] = field(default_factory=list)
-    """The one weight store, once it is made."""
+    """In the shared memory of this machine."""
+    stores: dict[ClusterNode, WeightStore] = field(default_factory=dict)
+    """The one weight store, with the node that the trainer began on."""
 
     async def trainer(self, places: Layout) -> WorkerHandle:
         ranks, threads = places.trainer_ranks, places.trainer_threads
         reserved = 0 if places.colocated else threads
         node = await self._bound(Need(TRAINER, places.trainer_pool, reserved * ranks if places.trainer_pool else 0))
+        self._keep_weights_on(node)
+        store = self._store_on(node)
         if ranks == 1:
-            return self._start(TrainerWorker, TRAINER, node, threads, self.stores[0], reserved=reserved)
+            return self._start(TrainerWorker, TRAINER, node, threads, store, reserved=reserved)
         return TrainerGroup.of(
             [
-                self._start(RankWorker, name, node, threads, self.stores[0], rank, ranks, reserved=reserved)
+                self._start(RankWorker, name, node, threads, store, rank, ranks, reserved=reserved)
                 for rank, name in enumerate([TRAINER, *(f"{TRAINER}-{rank}" for rank in range(1, ranks))])
             ]
         )
@@ -192,21 +197,33 @@ class Starter:
         """`spare_for`: on this node, where its predecessor still works, and holds the cores."""
         slow = replace(self, blueprint=replace(self.blueprint, slowdown=seat.slowdown))
         if spare_for is not None:
-            return slow._start(EngineWorker, name, spare_for, seat.threads, self.stores[0], reserved=0)
+            return slow._start(EngineWorker, name, spare_for, seat.threads, self._store_on(spare_for), reserved=0)
         node = await self._bound(Need(name, seat.pool, seat.threads if seat.pool else 0))
-        return slow._start(EngineWorker, name, node, seat.threads, self.stores[0], reserved=seat.threads)
+        return slow._start(EngineWorker, name, node, seat.threads, self._store_on(node), reserved=seat.threads)
 
     async def host(self, places: Layout, name: str, *arguments: Any) -> WorkerHandle:
         node = await self._bound(Need(name, places.host_pool))
         return self._start(HostWorker, name, node, 1, *arguments)
 
-    def make_store(self) -> WeightStore:
-        """It outlives the trainer: what knows the versions runs beside the driver."""
-        bucket_mb = self.blueprint.job.weights.bucket_mb
-        if self.runtime.address == "local":
-            return SharedMemoryStore(self.folder, bucket_mb)
-        home = ClusterNode(self.nodes.home, "the driver's machine", 0)
-        return RayStore(actor_on(WeightIndex, home, 0, {}).remote(), bucket_mb)
+    def _keep_weights_on(self, trainer: ClusterNode) -> None:
+        """Make the one store, where the trainer is. It outlives the trainer, whose successor finds it there."""
+        if not self.stores:
+            self.stores[trainer] = self._store(trainer)
+        elif self.blueprint.job.weight_store == "ray" and trainer not in self.stores:
+            (before,) = self.stores
+            raise WeightStoreError(
+                f"the trainer moved from {before} to {trainer}, and engines fetch weights from the first: go on with "
+                "--resume, or set weights.store=file, whose weights no machine takes with it"
+            )
+
+    def _store(self, trainer: ClusterNode) -> WeightStore:
+        memory = self.nodes.memory(trainer, self.folder)
+        return make_store(self.blueprint.job, memory, lambda: actor_on(WeightServer, trainer, 0, {}).remote(memory))
+
+    def _store_on(self, node: ClusterNode) -> WeightStore:
+        """The store as the workers of a node have it."""
+        (store,) = self.stores.values()
+        return store.on(self.nodes.memory(node, self.folder)) if isinstance(store, RelayStore) else store
 
     async def _bound(self, need: Need) -> ClusterNode:
         """Bind a worker to a node that has what it needs; waits for one. A node that goes while the files of the run

@@ -54,10 +54,15 @@ class NodeWorker:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(shared_folder(Path(tempfile.gettempdir())))
+        self._memory = self._stack.enter_context(shared_folder())
         (self._folder / "logs").mkdir()
 
     async def ready(self) -> Path:
         return self._folder
+
+    async def memory(self) -> Path:
+        """A folder in shared memory, for the weights that all engines of this node read."""
+        return self._memory
 
     async def write(self, name: str, offset: int, data: bytes) -> None:
         path = self._folder / name
@@ -89,7 +94,7 @@ class NodeWorker:
         return grown
 
     async def leave(self) -> None:
-        """Remove the folder. (A killed one is swept up by the next.)"""
+        """Remove the folders. (Those of a killed one are swept up by the next.)"""
         self._stack.close()
 
 
@@ -101,6 +106,8 @@ class Away:
     agent: WorkerHandle
     folder: Path
     """Of the run, on that machine."""
+    memory: Path
+    """Of the run, in the shared memory of that machine."""
     heard: float
     """When it last answered."""
     logs: dict[str, int] = field(default_factory=dict)
@@ -148,7 +155,7 @@ class RayNodes:
             with self._clock.wait("driver", f"the files of the run to reach {node}"):
                 agent = self._start_agent(node)
                 folder = await agent.call("ready")
-                away = Away(node, agent, folder, self._clock.now())
+                away = Away(node, agent, folder, await agent.call("memory"), self._clock.now())
                 for luggage in self._luggage:
                     for file in luggage.files:
                         await _send(agent, luggage.folder / file, f"{luggage.name}/{file}")
@@ -158,6 +165,11 @@ class RayNodes:
         """Where the policy lies on a node."""
         away = self._away.get(node.id)
         return here if away is None else away.folder / POLICY
+
+    def memory(self, node: ClusterNode, here: Path) -> Path:
+        """Where weights lie in the shared memory of a node."""
+        away = self._away.get(node.id)
+        return here if away is None else away.memory
 
     def moved_folders(self, node: ClusterNode) -> dict[str, str]:
         """Where the folders of the driver's machine lie on a node."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -112,6 +112,8 @@ class Fingerprint:
     """One digest per bucket, in order."""
     probe: tuple[float, ...] = ()
     """How the trainer scores the probe with it (see `rollweave.weights.probe`); none: it does not say."""
+    moved_bytes: int = field(default=0, compare=False)
+    """What crossed to this machine for a pull; nothing, if it was here already."""
 
     def differs(self, other: Fingerprint) -> str:
         """Where another one differs first, in words; empty if nowhere."""
@@ -127,6 +129,9 @@ class Fingerprint:
 
 ALIGNMENT = 64
 """Of every tensor's first byte, as copies like it."""
+
+STEP_BYTES = 8 * BLOCK_BYTES
+"""Copied and digested together, while it is in the processor's cache: that is little slower than the copy alone."""
 
 Into = Callable[[str, RawTensor], None]
 """Takes a tensor (its Hugging Face name, its bytes). They must be copied before the call returns."""
@@ -152,6 +157,41 @@ class Piece:
     first: int
     last: int
 
+    @property
+    def start(self) -> int:
+        """Among all bytes of the version."""
+        return self.tensor.start + self.first
+
+    @property
+    def end(self) -> int:
+        return self.tensor.start + self.last
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The part of a version that travels at once. Its bytes lie together."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def start(self) -> int:
+        return self.pieces[0].start
+
+    @property
+    def end(self) -> int:
+        return self.pieces[-1].end
+
+    def of(self, flat: Bytes) -> Bytes:
+        """Its bytes among those of the version."""
+        return flat[self.start : self.end]
+
+    def digest(self, flat: Bytes) -> str:
+        return _Tally().add(self, lambda piece: steps(flat[piece.start : piece.end]))
+
+    def __str__(self) -> str:
+        first, last = self.pieces[0].tensor.name, self.pieces[-1].tensor.name
+        return first if first == last else f"{first} to {last}"
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -161,73 +201,111 @@ class Manifest:
     tensors: tuple[Placed, ...]
     bucket_bytes: int
 
+    @property
+    def size(self) -> int:
+        """Of all its bytes."""
+        return _end(self.tensors)
 
-def pack(version: int, tensors: Mapping[str, Any], bucket_bytes: int, write: Callable[[Bytes], object]) -> Manifest:
-    """Write a version's bytes in order. Digests are of what the trainer holds, not of what was written."""
-    sources = {name: RawTensor.of(tensors[name]) for name in sorted(tensors)}
-    layout = _lay_out(sources)
-    tally = _Tally()
-    written = 0
-    for bucket in _cut(layout, bucket_bytes):
-        for piece in bucket:
-            if gap := piece.tensor.start + piece.first - written:
-                write(np.zeros(gap, np.uint8))
-            write(sources[piece.tensor.name].data[piece.first : piece.last])
-            written = piece.tensor.start + piece.last
-        tally.add(bucket, lambda piece: sources[piece.tensor.name].data[piece.first : piece.last])
-    return Manifest(tally.fingerprint(version), tuple(layout), bucket_bytes)
+    def buckets(self) -> list[Bucket]:
+        return list(_cut(self.tensors, self.bucket_bytes))
+
+    def is_laid_out_as(self, other: Manifest) -> bool:
+        """Whether each bucket of the one lies where it lies in the other."""
+        return (self.tensors, self.bucket_bytes) == (other.tensors, other.bucket_bytes)
+
+
+class Packing:
+    """Tensors that are about to become a version. One of them at a time is brought to this process's memory, if it is
+    elsewhere: a model on a device is never held here as a whole."""
+
+    def __init__(self, tensors: Mapping[str, Any], bucket_bytes: int) -> None:
+        self._tensors = tensors
+        self._layout = tuple(_lay_out(tensors))
+        self._bucket_bytes = bucket_bytes
+        self._source: tuple[str, Bytes] = "", np.empty(0, np.uint8)
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return _end(self._layout)
+
+    def copy_to(self, flat: Bytes, version: int) -> Manifest:
+        """Digests are of what the trainer holds, not of what was written."""
+        tally = _Tally()
+        for bucket in _cut(self._layout, self._bucket_bytes):
+            tally.add(bucket, lambda piece: self._copied(piece, flat))
+        return Manifest(tally.fingerprint(version), self._layout, self._bucket_bytes)
+
+    def _copied(self, piece: Piece, flat: Bytes) -> Iterator[Bytes]:
+        """The steps of a piece, each once it has been copied."""
+        name, start = piece.tensor.name, piece.start
+        if self._source[0] != name or not piece.first:
+            self._source = name, RawTensor.of(self._tensors[name]).data
+        for step in steps(self._source[1][piece.first : piece.last]):
+            flat[start : start + step.size] = step
+            start += step.size
+            yield step
 
 
 def unpack(manifest: Manifest, flat: Bytes, into: Into) -> Fingerprint:
     """Verify bucket by bucket and hand over each tensor as its last byte is verified; returns what was found."""
     pushed, tally = manifest.fingerprint, _Tally()
     for number, bucket in enumerate(_cut(manifest.tensors, manifest.bucket_bytes)):
-        digest = tally.add(
-            bucket, lambda piece: flat[piece.tensor.start + piece.first : piece.tensor.start + piece.last]
-        )
+        digest = tally.add(bucket, lambda piece: steps(flat[piece.start : piece.end]))
         if digest != pushed.buckets[number]:
-            raise WeightMismatch(
-                f"bucket {number} of {len(pushed.buckets)} of weights version {pushed.version} is corrupt "
-                f"({_contents(bucket)}): its digest is {digest}, it was pushed with {pushed.buckets[number]}; the run "
-                "stops before anything is drawn from it"
-            )
-        for tensor in (piece.tensor for piece in bucket if piece.last == piece.tensor.size):
+            raise corrupt_bucket(manifest, number, digest)
+        for tensor in (piece.tensor for piece in bucket.pieces if piece.last == piece.tensor.size):
             data = flat[tensor.start : tensor.start + tensor.size]
             into(tensor.name, RawTensor(tensor.dtype, tensor.shape, data))
     return tally.fingerprint(pushed.version)
 
 
-def _lay_out(tensors: Mapping[str, RawTensor]) -> list[Placed]:
-    layout, end = [], 0
-    for name, tensor in tensors.items():
+def corrupt_bucket(manifest: Manifest, number: int, digest: str) -> WeightMismatch:
+    pushed = manifest.fingerprint
+    return WeightMismatch(
+        f"bucket {number} of {len(pushed.buckets)} of weights version {pushed.version} is corrupt "
+        f"({manifest.buckets()[number]}): its digest is {digest}, it was pushed with {pushed.buckets[number]}; the run "
+        "stops before anything is drawn from it"
+    )
+
+
+def steps(data: Bytes) -> Iterator[Bytes]:
+    """The bytes of a piece in order; also none are a step, so that a tensor without values has a digest."""
+    for start in range(0, max(1, data.size), STEP_BYTES):
+        yield data[start : start + STEP_BYTES]
+
+
+def _lay_out(tensors: Mapping[str, Any]) -> Iterator[Placed]:
+    end = 0
+    for name in sorted(tensors):
+        tensor = tensors[name]
         start = -(-end // ALIGNMENT) * ALIGNMENT
-        layout.append(Placed(name, tensor.dtype, tensor.shape, start, tensor.data.size))
-        end = start + tensor.data.size
-    return layout
+        end = start + tensor.nbytes
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        yield Placed(name, dtype, tuple(tensor.shape), start, tensor.nbytes)
 
 
-def _cut(layout: Sequence[Placed], bucket_bytes: int) -> Iterator[list[Piece]]:
-    """Lists of pieces, `bucket_bytes` together or a little more: a tensor is only cut between blocks of the digest."""
+def _end(layout: Sequence[Placed]) -> int:
+    return layout[-1].start + layout[-1].size if layout else 0
+
+
+def _cut(layout: Sequence[Placed], bucket_bytes: int) -> Iterator[Bucket]:
+    """Each has `bucket_bytes`, or a little more: a tensor is only cut between blocks of the digest."""
     limit = max(BLOCK_BYTES, bucket_bytes)
-    bucket: list[Piece] = []
+    pieces: list[Piece] = []
     room = limit
     for tensor in layout:
         last = -1
         while last < tensor.size:
             first = max(0, last)
             last = min(tensor.size, first + max(1, room // BLOCK_BYTES) * BLOCK_BYTES)
-            bucket.append(Piece(tensor, first, last))
+            pieces.append(Piece(tensor, first, last))
             room -= last - first
             if room <= 0:
-                yield bucket
-                bucket, room = [], limit
-    if bucket:
-        yield bucket
-
-
-def _contents(bucket: list[Piece]) -> str:
-    names = [piece.tensor.name for piece in bucket]
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+                yield Bucket(tuple(pieces))
+                pieces, room = [], limit
+    if pieces:
+        yield Bucket(tuple(pieces))
 
 
 class _Tally:
@@ -237,12 +315,12 @@ class _Tally:
         self._whole = hash_of_blocks()
         self._buckets: list[str] = []
 
-    def add(self, bucket: list[Piece], bytes_of: Callable[[Piece], Bytes]) -> str:
+    def add(self, bucket: Bucket, steps_of: Callable[[Piece], Iterator[Bytes]]) -> str:
         own = hash_of_blocks()
-        for piece in bucket:
+        for piece in bucket.pieces:
             tensor = piece.tensor
             head = header(tensor.name, tensor.dtype, tensor.shape)
-            blocks = block_digests(bytes_of(piece)).tobytes()
+            blocks = b"".join(block_digests(step).tobytes() for step in steps_of(piece))
             own.update(head + blocks)
             self._whole.update(blocks if piece.first else head + blocks)
         self._buckets.append(own.hexdigest())

@@ -1,104 +1,96 @@
-"""RayStore: versions of the weights in Ray's object store, for trainers and engines that share no memory.
+"""What lies between machines on Ray: an actor on the trainer's node that hands out buckets of what is pushed there.
 
-The trainer puts a version into the store of its own node, in chunks; an engine on another node fetches them over the
-network. A small actor, the index, knows which versions there are: engines ask it, because the trainer is busy training.
+A bucket passes through Ray's object store on its way, and no longer: at rest a version lies in the shared memory of the
+trainer's node, where it outlives the trainer's process. Patches are made when they are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rollweave.weights.buckets import Bytes, Fingerprint, Into, Manifest, pack, unpack
-from rollweave.weights.store import BUCKET_MB, WeightsLost, WeightStoreError, kept_versions, missing_version
+from rollweave.weights.buckets import Bytes, Fingerprint, Manifest
+from rollweave.weights.delta import Patch, patch_between
+from rollweave.weights.relay import BrokenTransfer, Listing, Parcel
+from rollweave.weights.shared_store import SharedMemoryStore
+from rollweave.weights.store import WeightsLost, WeightStoreError
 
 
-class WeightIndex:
-    """The actor that knows where the chunks of each version are. It holds references, no weights."""
+class WeightServer:
+    """The actor on the trainer's node."""
 
-    def __init__(self) -> None:
-        self._versions: dict[int, tuple[Manifest, list[Any]]] = {}
+    def __init__(self, folder: Path) -> None:
+        self._store = SharedMemoryStore(folder)
 
-    async def put(self, version: int, manifest: Manifest, chunks: list[Any]) -> None:
-        self._versions[version] = manifest, chunks
-        kept = kept_versions(version, self._versions)
-        self._versions = {version: entry for version, entry in self._versions.items() if version in kept}
-
-    async def get(self, version: int) -> tuple[Manifest, list[Any]] | None:
-        return self._versions.get(version)
-
-    async def versions(self) -> list[int]:
-        return sorted(self._versions)
-
-
-class RayStore:
-    def __init__(self, index: Any, bucket_mb: float = BUCKET_MB) -> None:
-        """`index`: the handle of the run's `WeightIndex`."""
-        self._index = index
-        self._bucket_bytes = int(bucket_mb * 2**20)
-
-    def push(self, version: int, tensors: Mapping[str, Any]) -> Fingerprint:
-        import ray
-        from ray.exceptions import ObjectStoreFullError
-
-        chunks = _Chunks(self._bucket_bytes)
-        try:
-            manifest = pack(version, tensors, self._bucket_bytes, chunks.write)
-            chunks.flush()
-        except ObjectStoreFullError as error:
-            raise WeightStoreError(
-                f"version {version} of the weights does not fit into the object store of the trainer's node: give it "
-                "more room (ray start --object-store-memory BYTES)"
-            ) from error
-        ray.get(self._index.put.remote(version, manifest, chunks.put))
-        return manifest.fingerprint
-
-    def pull(self, version: int, into: Into) -> Fingerprint:
-        import ray
-        from ray.exceptions import RayError
-
-        try:
-            found = ray.get(self._index.get.remote(version))
-            if found is None:
-                raise missing_version(version, ray.get(self._index.versions.remote()))
-            manifest, chunks = found
-            return unpack(manifest, _joined([ray.get(chunk) for chunk in chunks]), into)
-        except RayError as error:  # the trainer that put it died, or a node went with it
-            raise WeightsLost(f"version {version} of the weights is lost: {error}") from error
+    def manifest(self, version: int) -> Manifest:
+        return self._store.manifest(version)
 
     def latest(self) -> int | None:
+        return self._store.latest()
+
+    def bucket(self, wanted: Fingerprint, number: int, have: str) -> Parcel:
+        with self._store.reading(wanted.version) as (manifest, flat):
+            if manifest.fingerprint != wanted:
+                raise BrokenTransfer(f"version {wanted.version} of the weights has been pushed anew")
+            bucket = manifest.buckets()[number]
+            new = np.asarray(bucket.of(flat))
+            patch = self._patch(manifest, number, have, new) if have else None
+            return new.copy() if patch is None else patch  # Ray takes it after the lock has ended
+
+    def _patch(self, manifest: Manifest, number: int, have: str, new: Bytes) -> Patch | None:
+        """Of the bucket with the digest `have`, if it is still here."""
+        for version in self._store.versions():
+            with suppress(WeightStoreError), self._store.reading(version) as (before, flat):
+                if before.is_laid_out_as(manifest) and before.fingerprint.buckets[number] == have:
+                    return patch_between(before.buckets()[number].of(flat), new)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class RayRemote:
+    server: Any
+    """The handle of the run's `WeightServer`."""
+
+    def ready(self) -> None:
+        pass
+
+    def publish(self, version: int, local: SharedMemoryStore) -> None:
+        """The server looks into the same folder."""
+
+    def listing(self, version: int) -> Listing:
+        return Listing(self._ask("manifest", version))
+
+    def fetch(self, listing: Listing, number: int, have: str) -> Sequence[Parcel]:
+        return [self._ask("bucket", listing.manifest.fingerprint, number, have)]
+
+    def latest(self) -> int | None:
+        newest: int | None = self._ask("latest")
+        return newest
+
+    def close(self) -> None:
+        pass
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
         import ray
+        from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectStoreFullError, RayError, RayTaskError
 
-        versions: list[int] = ray.get(self._index.versions.remote())
-        return max(versions, default=None)
-
-
-class _Chunks:
-    """Collects bytes, and puts them into the object store as soon as there are enough."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._parts: list[Bytes] = []
-        self._held = 0
-        self.put: list[Any] = []
-        """References to what is in the store."""
-
-    def write(self, part: Bytes) -> None:
-        self._parts.append(part)
-        self._held += part.size
-        if self._held >= self._size:
-            self.flush()
-
-    def flush(self) -> None:
-        import ray
-
-        if self._parts:
-            self.put.append(ray.put(np.concatenate(self._parts)))
-        self._parts, self._held = [], 0
-
-
-def _joined(chunks: list[Bytes]) -> Bytes:
-    """One writable run of bytes: what comes out of the object store is read-only, and torch wants to write."""
-    return np.concatenate(chunks) if chunks else np.empty(0, np.uint8)
+        try:
+            return ray.get(getattr(self.server, method).remote(*arguments))
+        except RayTaskError as error:
+            if isinstance(error.cause, ObjectStoreFullError):
+                raise WeightStoreError(
+                    "a bucket of the weights does not fit into the object store of the trainer's node: give it more "
+                    "room (ray start --object-store-memory BYTES), or make weights.bucket_mb smaller"
+                ) from error
+            raise error.cause from error
+        except ActorUnavailableError as error:
+            raise BrokenTransfer(f"the trainer's node does not answer: {error}") from error
+        except ActorDiedError as error:
+            raise WeightsLost(f"the weights are lost with the node of the trainer: {error}") from error
+        except RayError as error:  # what was on its way is lost, or its node is out of reach
+            raise BrokenTransfer(str(error)) from error

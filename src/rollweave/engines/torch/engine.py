@@ -261,6 +261,7 @@ class TorchEngine:
             self._weights = FusedWeights(architecture, device, model.dtype)
             self._weights.load(partial(_hand_over, tensors))
             self._spare: FusedWeights | None = None  # allocated by the first `prepare`
+            self._scored: tuple[float, ...] | None = None  # how the spare weights score the probe
             self._cache = kv_cache(self._weights, slots, max_context)
             rope = torch.view_as_real(rope_table(model.model.rotary_emb, max(max_context, PROBE_TOKENS)))
             self._rope = torch.view_as_complex(up(device, rope.numpy())[0])
@@ -369,6 +370,8 @@ class TorchEngine:
             self._spare = self._weights.another()
         self._staged = None
         self._staged = self._spare.load(pull)
+        # Threads of torch beside those of the steps would slow these down for good: with several, `commit` scores.
+        self._scored = self._score_probe(self._spare) if torch.get_num_threads() == 1 else None
         return self._staged
 
     def commit(self, version: int) -> None:
@@ -377,7 +380,7 @@ class TorchEngine:
         goes_on = Version(self._stats.version).history == Version(version).history
         self._weights, self._spare = self._spare, self._weights
         self._stats.version, self._stats.checksum = version, self._staged.checksum
-        self._stats.probe = self._score_probe()
+        self._stats.probe = self._scored or self._score_probe(self._weights)
         self._staged = None
         if self.in_flight != "keep" or not goes_on:
             self._table.invalidate()
@@ -386,14 +389,14 @@ class TorchEngine:
             self._stats.restarted_tokens += sum(sequence.restart() for sequence in answering)
 
     @torch.inference_mode()
-    def _score_probe(self) -> tuple[float, ...]:
+    def _score_probe(self, weights: FusedWeights) -> tuple[float, ...]:
         """In a cache of its own, which is gone afterwards."""
-        architecture = self._weights.architecture
+        architecture = weights.architecture
         tokens = probe_tokens(architecture.vocabulary)
         length = len(tokens)
-        cache = kv_cache(self._weights, 1, length)
-        logits = forward(self._weights, cache, self._rope, [Chunk(0, 0, length)], tokens, list(range(length - 1)))
-        [targets] = up(self._weights.device, tokens[1:].astype(np.int64)[:, None])
+        cache = kv_cache(weights, 1, length)
+        logits = forward(weights, cache, self._rope, [Chunk(0, 0, length)], tokens, list(range(length - 1)))
+        [targets] = up(weights.device, tokens[1:].astype(np.int64)[:, None])
         return tuple(down(logits.log_softmax(-1).gather(1, targets)[:, 0])[0].tolist())
 
     def stats(self) -> EngineStats:
