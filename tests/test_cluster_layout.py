@@ -116,3 +116,17 @@ def test_a_cluster_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB + "cluster: nowhere.yaml\n")
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such file"):
         load_job(tmp_path / "job.yaml")
+
+
+def test_the_ranks_of_a_trainer_divide_its_cores(tmp_path: Path) -> None:
+    pools = f"pools:\n{pool('a', 'rollout', 4)}{pool('t', 'train', 4)}"
+    plan = laid_out(tmp_path, pools, "training.ranks=2")
+    assert (plan.trainer_ranks, plan.trainer_threads) == (2, 2)
+    with pytest.raises(ConfigError, match=r"training\.ranks is 5, but pool t has 4 cores"):
+        laid_out(tmp_path, pools, "training.ranks=5")
+
+
+def test_several_ranks_need_processes(tmp_path: Path) -> None:
+    pools = f"pools:\n{pool('a', 'rollout', 4)}{pool('t', 'train', 4)}"
+    with pytest.raises(ConfigError, match=r"training\.ranks is 2, but runtime\.type=inline is one process"):
+        laid_out(tmp_path, pools, "training.ranks=2", "runtime.type=inline")

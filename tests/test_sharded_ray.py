@@ -73,7 +73,7 @@ def test_a_rank_that_stands_still_is_given_up_at_the_timeout(ray_workers: RayWor
         with pytest.raises(WorkerDied, match="rank 1 does not answer"):
             await train(group, 0)
         async with asyncio.timeout(10):
-            while alive(stopped):
+            while alive(stopped):  # noqa: ASYNC110 (a process, of which no event tells)
                 await asyncio.sleep(0.1)
 
     run_wall(main)

@@ -1,4 +1,4 @@
-"""Packing: short rows share a line, and nothing else changes."""
+"""How a pass is computed (packed, with activations computed again, in bfloat16) and what that does not change."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 import sharded_jobs as jobs
 from rollweave.policies.forward import load_model, logprobs_at, pack_rows, token_states
+from rollweave.runs.doctor import TORCH_PROBE, probe
 from rollweave.training.packing import MicroBatch, PackedRow, micro_batches, rows_of
 from rollweave.training.ranks import ALONE
 from training_data import batch, tiny_policy
@@ -79,3 +80,16 @@ def test_recomputed_activations_are_not_kept(folder: Path) -> None:
         return kept
 
     assert saved({"activation_checkpointing": True}) < saved({}) / 2
+
+
+def test_bfloat16_products_leave_the_weights_in_float32(folder: Path) -> None:
+    if not probe(TORCH_PROBE).found.get("bfloat16"):
+        pytest.skip("a bfloat16 product ends the process on this CPU")
+    trainer = jobs.made(ALONE, folder, {"dtype": "bfloat16"})
+    plain = jobs.made(ALONE, folder, {})
+    gap = max(abs(one - other) for one, other in zip(trainer.probe(), plain.probe(), strict=True))
+    assert 1e-6 < gap < 0.05, "computed less exactly"
+    jobs.step(trainer, 0)
+    assert {tensor.dtype for tensor in trainer.weights().values()} == {torch.float32}
+    assert {one.dtype for state in trainer.optimizer.state.values() for one in state.values()} == {torch.float32}
+    assert all(parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in trainer.parameters)

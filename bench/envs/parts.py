@@ -29,6 +29,7 @@ from rollweave.weights.store import WeightStore
 
 if TYPE_CHECKING:
     from rollweave.engines.torch.engine import TorchEngine
+    from rollweave.training.ranks import Ranks
     from rollweave.training.trainer import TorchTrainer
 
 CONTEXT = 512
@@ -130,7 +131,7 @@ class NullBlueprint(Blueprint):
     def warm_up_engine(self) -> None:
         pass
 
-    def trainer(self) -> TorchTrainer:
+    def trainer(self, ranks: Ranks | None = None) -> TorchTrainer:
         return cast("TorchTrainer", NullTrainerCore())
 
     def stage(self, proxy: LLMProxy, clock: Clock, dialogue: Dialogue | None = None) -> Stage:

@@ -276,7 +276,7 @@ class Job(Section):
             )
         if isinstance(self.engine, VllmEngineConfig):
             raise ValueError("sleep needs engine.type=torch: vLLM keeps its own memory; remove sleep")
-        if self.training.ranks not in (None, 1):
+        if self.training.ranks > 1:
             raise ValueError("sleep works with a single rank today: remove sleep, or set training.ranks=1")
         if self.training.stream:
             raise ValueError(TURNS_REFUSE_STREAM)
@@ -305,7 +305,7 @@ class Job(Section):
 
     def _check_layout(self) -> None:
         """Refuse what the runtime cannot start, and a job that assigns cores both in `runtime` and in `cluster`."""
-        if self.training.ranks not in (None, 1) and isinstance(self.runtime, InlineRuntime):
+        if self.training.ranks > 1 and isinstance(self.runtime, InlineRuntime):
             raise ValueError(
                 f"training.ranks is {self.training.ranks}, but runtime.type=inline is one process: set "
                 "runtime.type=ray, or remove training.ranks"

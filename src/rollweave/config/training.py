@@ -140,9 +140,9 @@ class TrainingConfig(Section):
     activation_checkpointing: bool = False
     """Keep only the input of each layer for the backward pass, and compute the rest again: less memory, a third more
     work."""
-    ranks: PositiveInt | None = None
+    ranks: PositiveInt = 1
     """Processes that train together on one machine, each with its share of weights, gradients and moments (FSDP2). More
-    than one needs runtime.type=ray. none: one for each GPU of the pool that trains, on CPU cores one."""
+    than one needs runtime.type=ray. On GPUs: as many as the trainer has; on CPU cores they share its cores."""
     rank_timeout: PositiveFloat = 600.0
     """Seconds after which a rank that does not answer the others counts as dead. Rank 0 pushes weights and writes
     checkpoints while the others wait, so it must be longer than that takes."""

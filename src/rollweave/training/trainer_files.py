@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from rollweave.errors import RunFolderError
 from rollweave.training.ranks import Ranks
@@ -30,8 +33,8 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> No
     Raises OSError on every rank if one could not write."""
     try:
         with _quietly():
-            dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder / PARTS), no_dist=ranks.alone)
-    except dcp.CheckpointException as error:
+            save(dict(tensors), storage_writer=_Writer(folder / PARTS), no_dist=ranks.alone)
+    except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         where = "" if ranks.alone else f" (rank {rank})"
         raise OSError(getattr(cause, "errno", None), f"{_reason(cause)}{where}") from cause
@@ -41,12 +44,24 @@ def read_parts(folder: Path, into: Mapping[str, Tensor], ranks: Ranks) -> None:
     """Fill these tensors, or the shards of them that this rank holds."""
     try:
         with _quietly():
-            dcp.load(dict(into), storage_reader=dcp.FileSystemReader(folder / PARTS), no_dist=ranks.alone)
-    except dcp.CheckpointException as error:
+            load(dict(into), storage_reader=FileSystemReader(folder / PARTS), no_dist=ranks.alone)
+    except CheckpointException as error:
         _, (cause, _) = next(iter(error.failures.items()))
         raise RunFolderError(
             f"{folder / PARTS} cannot be read: {_reason(cause)}; resume from an earlier checkpoint"
         ) from cause
+
+
+class _Writer(FileSystemWriter):
+    def write_data(self, *arguments: Any) -> Any:
+        """A full disk is an OSError, also where torch stumbles over it once more while it closes the file."""
+        try:
+            return super().write_data(*arguments)
+        except RuntimeError as error:
+            first: BaseException | None = error
+            while first is not None and not isinstance(first, OSError):
+                first = first.__context__
+            raise first or error from error
 
 
 @contextmanager
@@ -58,7 +73,7 @@ def _quietly() -> Iterator[None]:
 
 
 def names_of_parts(folder: Path) -> set[str]:
-    return set(dcp.FileSystemReader(folder / PARTS).read_metadata().state_dict_metadata)
+    return set(FileSystemReader(folder / PARTS).read_metadata().state_dict_metadata)
 
 
 def write_note(folder: Path, note: Mapping[str, Any]) -> None:
