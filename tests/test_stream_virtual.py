@@ -108,9 +108,10 @@ def test_most_of_the_work_is_done_when_the_last_group_arrives() -> None:
 
 
 def test_rollart_streams_too() -> None:
-    """Two batches are played at once: of a step that does not wait for its last group nothing can be streamed."""
-    shares = streamed_shares(rollart(1))
-    assert shares and min(shares) >= 0.8, shares
+    """In steps whose last group came while the trainer waited. At alpha 1 the trainer often gets a whole batch at once."""
+    shares = streamed_shares(rollart(0.5))
+    assert shares
+    assert min(shares) >= 0.8, shares
 
 
 def streamed_shares(pipeline: dict[str, Any]) -> list[float]:
@@ -134,10 +135,9 @@ def streamed_shares(pipeline: dict[str, Any]) -> list[float]:
 
 
 def _shares(events: Sequence[Event]) -> list[float]:
-    """Of the steps that waited for their last group, for a minute or longer: their own work takes as long."""
-    asked = 0.0
     tokens: dict[int, int] = {}
     done: set[int] = set()
+    waiting_since = 0.0
     shares = []
     for event in events:
         data: Any = event.data
@@ -148,9 +148,11 @@ def _shares(events: Sequence[Event]) -> list[float]:
             case "stream.end":
                 done.update(data["groups"])
             case "phase.begin" if data["phase"] == "get_batch":
-                asked = event.time
-            case "batch.ready" if event.time > asked + 60.0:
+                waiting_since = event.time
+            case "batch.ready":
                 last = max(data["groups"], key=lambda group: _completed(events, group))
+                if _completed(events, last) <= waiting_since:
+                    continue
                 earlier = [group for group in data["groups"] if group != last]
                 shares.append(sum(tokens[g] for g in earlier if g in done) / sum(tokens[g] for g in earlier))
     return shares

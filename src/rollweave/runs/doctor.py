@@ -107,7 +107,7 @@ def probe(code: str, seconds: float = CHILD_SECONDS) -> Probe:
     try:
         child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return Probe({}, f"no answer within {seconds:.0f} s")
+        return Probe({}, f"no answer within {seconds:g} s")
     found: dict[str, Any] = {}
     for line in child.stdout.splitlines():
         if line.startswith("{"):
