@@ -108,8 +108,9 @@ def test_most_of_the_work_is_done_when_the_last_group_arrives() -> None:
 
 
 def test_rollart_streams_too() -> None:
-    """At the start two batches are played at once, and which groups are in the first shows late."""
-    shares = streamed_shares(rollart(1))[1:]
+    """In steps whose last group came while the trainer waited. At alpha 1 the trainer often gets a whole batch at once."""
+    shares = streamed_shares(rollart(0.5))
+    assert shares
     assert min(shares) >= 0.8, shares
 
 
@@ -136,6 +137,7 @@ def streamed_shares(pipeline: dict[str, Any]) -> list[float]:
 def _shares(events: Sequence[Event]) -> list[float]:
     tokens: dict[int, int] = {}
     done: set[int] = set()
+    waiting_since = 0.0
     shares = []
     for event in events:
         data: Any = event.data
@@ -145,8 +147,12 @@ def _shares(events: Sequence[Event]) -> list[float]:
                 tokens[group] = tokens.get(group, 0) + data["tokens"]
             case "stream.end":
                 done.update(data["groups"])
+            case "phase.begin" if data["phase"] == "get_batch":
+                waiting_since = event.time
             case "batch.ready":
                 last = max(data["groups"], key=lambda group: _completed(events, group))
+                if _completed(events, last) <= waiting_since:
+                    continue
                 earlier = [group for group in data["groups"] if group != last]
                 shares.append(sum(tokens[g] for g in earlier if g in done) / sum(tokens[g] for g in earlier))
     return shares

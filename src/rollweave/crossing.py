@@ -59,7 +59,7 @@ def _crossing() -> Iterator[None]:
 
 
 def find_device(name: str, rank: int | None = None) -> torch.device:
-    """The device that a job's `device` means; `auto`: a GPU if there is one. `rank`: of several, each on its own GPU."""
+    """The device that a job's `device` means; `auto`: a GPU if there is one. `rank`: of several, each with its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -107,7 +107,7 @@ def probe(code: str, seconds: float = CHILD_SECONDS) -> Probe:
     try:
         child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return Probe({}, f"no answer within {seconds:.0f} s")
+        return Probe({}, f"no answer within {seconds:g} s")
     found: dict[str, Any] = {}
     for line in child.stdout.splitlines():
         if line.startswith("{"):
@@ -209,6 +209,10 @@ def check_gpu(torch: Probe, test: Probe | None = None) -> Finding:
         return Finding("gpu", "ok", f"none, everything runs on the CPU; {UNTESTED_ON_GPU}")
     if test is None or test.ending:
         problem = "" if test is None else f"; the self-test failed: {test.ending}"
-        return Finding("gpu", "warning", f"{', '.join(gpus)}{problem}; {UNTESTED_ON_GPU}", "set device=cpu, and report it")
+        return Finding(
+            "gpu", "warning", f"{', '.join(gpus)}{problem}; {UNTESTED_ON_GPU}", "set device=cpu, and report it"
+        )
     result = f"self-test passed in {test.found['seconds']:.0f} s (log-probs differ by {test.found['gap']:.0e})"
-    return Finding("gpu", "warning", f"{', '.join(gpus)}: {result}; {UNTESTED_ON_GPU}", "expect surprises and report them")
+    return Finding(
+        "gpu", "warning", f"{', '.join(gpus)}: {result}; {UNTESTED_ON_GPU}", "expect surprises and report them"
+    )
