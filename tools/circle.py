@@ -99,6 +99,7 @@ WALKS = {
         {
             "engines/": WORKER,
             "training/": WORKER,
+            "crossing.py": WORKER,
             "weights/": WORKER,
             "policies/": WORKER,
             "environments/adapt.py": WORKER,
@@ -111,7 +112,7 @@ WALKS = {
         "circle",
         "The full circle of a trajectory on Ray",
         "{type: ray}",
-        Bars(spine=35, all=46),
+        Bars(spine=35, all=51),
         {"runs/session.py": OBSERVER},
     ),
 }
@@ -126,6 +127,8 @@ NOT_BAGS = {
     "Scoring": "a component",
     "Evaluator": "a component",
     "PermitGate": "a component",
+    "Feed": "a component",
+    "AdapterStore": "a component",
     "Tail": "a component",
     "AdaptiveConcurrency": "a component",
     "Document": "a parsed file",
