@@ -130,6 +130,7 @@ def two() -> Iterator[Any]:
         yield ranks
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_save_an_adapter_as_one_process_does(two: Any, folder: Path, tmp_path: Path) -> None:
     (_, found), _ = two.run(jobs.train, folder, LORA, 2, True)
     _, expected = jobs.single(folder, LORA, 2, True)

@@ -132,16 +132,17 @@ def test_ranks_of_different_versions_refuse_to_train(pair: RankProcesses, folder
         pair.run(jobs.disagree, folder)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_is_killed_in_mid_step_is_noticed_at_once(folder: Path, victim: int) -> None:
     with rank_processes(2) as ranks:
         ranks.send(jobs.die_in_mid_step, folder, victim, jobs.KILL)
         ranks.processes[victim].join(60)
         died = time.monotonic()
         assert isinstance(ranks.answer(1 - victim), PeerLost)
-        assert time.monotonic() - died < 1.0, "measured: 0.05 s"
+        assert time.monotonic() - died < 1.0, "measured: 0.01 s"
 
 
+@pytest.mark.slow
 def test_a_rank_that_stands_still_is_noticed_at_the_timeout(folder: Path) -> None:
     with rank_processes(2, seconds=4.0) as ranks:
         ranks.send(jobs.die_in_mid_step, folder, 1, jobs.STOP)
