@@ -63,6 +63,7 @@ EXEMPT_ALWAYS = {
     "training/diagnostics.py": OBSERVER,
     "clock.py": GROUND,
     "seeds.py": GROUND,
+    "versions.py": GROUND,
     "errors.py": GROUND,
     "config/base.py": DECLARATION,
     "config/control.py": DECLARATION,
