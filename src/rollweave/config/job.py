@@ -24,6 +24,7 @@ from rollweave.config.control import (
 )
 from rollweave.config.engines import EngineConfig, TorchEngineConfig, VllmEngineConfig
 from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig, task_names
+from rollweave.config.ready_rewards import CodeRewardConfig, JudgeRewardConfig, MathRewardConfig
 from rollweave.config.training import TrainingConfig
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -119,16 +120,46 @@ ModelConfig = Annotated[
 # -------------------------------------------------------------------------------------------------- rewards
 
 
-class RewardConfig(Section):
-    """A reward function of your own, added to the environment's step rewards."""
+READY_REWARDS = {
+    "code": "rollweave.rewards.code.reward:CodeReward",
+    "math": "rollweave.rewards.math:MathReward",
+    "judge": "rollweave.rewards.judge:JudgeReward",
+}
+"""The class that makes each ready reward from its section."""
 
-    function: Target
+
+class RewardConfig(Section):
+    """A reward, added to the environment's step rewards: a function of your own, or a ready one (`code`, `math`,
+    `judge`). Each item has exactly one of these four keys."""
+
+    function: Target = ""
     """`file.py:name`: takes a Trajectory, returns a float or a RewardResult."""
+    code: CodeRewardConfig | None = None
+    math: MathRewardConfig | None = None
+    judge: JudgeRewardConfig | None = None
     name: str = ""
-    """Shown in metrics as reward/<name>; default: the function's name."""
+    """Shown in metrics as reward/<name>; default: the function's name, or that of the ready reward."""
     weight: float = 1.0
     tasks: tuple[str, ...] = ()
     """Names of the tasks that it scores; none: all."""
+
+    @property
+    def ready(self) -> str | None:
+        """Which ready reward it is, if it is one."""
+        return next((name for name in READY_REWARDS if getattr(self, name) is not None), None)
+
+    @property
+    def label(self) -> str:
+        """What it is called: in metrics if it has no name, and in messages."""
+        return self.ready or self.function.rpartition(":")[2]
+
+    @model_validator(mode="after")
+    def _check_one_kind(self) -> RewardConfig:
+        given = [name for name in ("function", *READY_REWARDS) if getattr(self, name)]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are two rewards" if given else "no reward"
+            raise ValueError(f"{found}: give each item of the list one of function, {', '.join(READY_REWARDS)}")
+        return self
 
 
 # ----------------------------------------------------------------------------------- where it runs
@@ -212,7 +243,8 @@ class Job(Section):
     def _check_command(self) -> str:
         config = self.environment
         name = config.target if isinstance(config, PythonEnvironmentConfig) else config.type
-        return " ".join(["rollweave env check", name, *(f"--reward {reward.function}" for reward in self.rewards)])
+        functions = [reward.function for reward in self.rewards if reward.function]
+        return " ".join(["rollweave env check", name, *(f"--reward {function}" for function in functions)])
 
     @model_validator(mode="after")
     def _check_contradictions(self) -> Job:
@@ -244,7 +276,7 @@ class Job(Section):
             for task in reward.tasks:
                 if task not in (names := task_names(self.environment)):
                     raise ValueError(
-                        f"rewards: {reward.function} is for the task {task!r}, but the job has {', '.join(names)}: "
+                        f"rewards: {reward.label} is for the task {task!r}, but the job has {', '.join(names)}: "
                         "name one of these, or give the member of environment.of that name"
                     )
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollweave.config.job import RewardConfig
+from rollweave.config.job import READY_REWARDS, RewardConfig
 from rollweave.errors import ConfigError, RewardFailed, first_cause
 from rollweave.targets import blame, load_target
 from rollweave.trajectory import Trajectory
@@ -95,11 +95,14 @@ class NamedReward:
 
     @classmethod
     def load(cls, config: RewardConfig, base: Path) -> NamedReward:
+        name, target = config.name or config.label, config.function or config.label
+        if (ready := config.ready) is not None:
+            make: Any = load_target(READY_REWARDS[ready], base)
+            return cls(name, make(getattr(config, ready)), config.weight, target, config.tasks)
         function = load_target(config.function, base)
         if not callable(function):
             raise ConfigError(f"{config.function} is a {type(function).__name__}: name a function of a trajectory")
-        name = config.name or config.function.rpartition(":")[2]
-        return cls(name, function, config.weight, config.function, config.tasks)
+        return cls(name, function, config.weight, target, config.tasks)
 
     def scores(self, trajectory: Trajectory) -> bool:
         return not self.tasks or trajectory.task.environment in self.tasks

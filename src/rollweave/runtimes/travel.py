@@ -39,7 +39,7 @@ def pack_luggage(job: Job, policy: Path) -> list[Luggage]:
 
 
 def _code_folders(job: Job) -> list[Path]:
-    targets = [reward.function for reward in job.rewards]
+    targets = [reward.function for reward in job.rewards if reward.function]
     for environment in members(job.environment).values():
         if isinstance(environment, PythonEnvironmentConfig):
             targets.append(environment.target)
