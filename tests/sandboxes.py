@@ -50,6 +50,19 @@ def left_behind() -> dict[str, set[str]]:
     return {
         "processes": {str(pid) for pid in processes_in_namespaces()},
         "cgroups": cgroups,
-        "files": {str(path) for folder in ("/tmp", "/dev/shm", "/var/tmp") for path in Path(folder).glob("*")},
+        "files": {
+            str(path)
+            for folder in ("/tmp", "/dev/shm", "/var/tmp")
+            for path in Path(folder).glob("*")
+            if _is_ours(path)
+        },
         "descriptors": set(os.listdir("/proc/self/fd")),
     }
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it can be a sandbox's: other programs write to these folders too."""
+    try:
+        return str(path.lstat().st_uid) == NOBODY or path.name.startswith("rollweave-unsafe")
+    except OSError:
+        return False

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rollweave.cli.main import main
 from rollweave.chat_client import ChatClient, Reply
+from rollweave.cli.main import main
 from rollweave.clock import Clock, run_wall
 from rollweave.engines.openai import MessageBook, ServerEngine
 from rollweave.engines.protocol import Completion, Sampling
@@ -87,7 +87,9 @@ def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(server.asked) == 3
 
 
-@pytest.mark.parametrize(("code", "message"), [(404, "refuses the request .code 404.*name of the model"), (503, "after 5 tries")])
+@pytest.mark.parametrize(
+    ("code", "message"), [(404, "refuses the request .code 404.*name of the model"), (503, "after 5 tries")]
+)
 def test_a_server_that_refuses_is_named(code: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollweave.chat_client.RETRY_SECONDS", 0.0)
     with serving(code) as server, pytest.raises(ConfigError, match=message):

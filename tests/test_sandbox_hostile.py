@@ -437,13 +437,25 @@ def test_a_hostile_program_is_contained(
 def test_the_traps_would_be_sprung_outside(names: dict[str, object], tmp_path: Path) -> None:
     """A trap that nothing springs proves nothing: without a sandbox, as this user, these programs do escape."""
     launcher = Launcher(unsafe=True)
-    for name in ("services of the machine", "abstract sockets", "sockets in files", "files of the machine", "path escapes"):
+    for name in (
+        "services of the machine",
+        "abstract sockets",
+        "sockets in files",
+        "files of the machine",
+        "path escapes",
+    ):
         assert b"ESCAPED" in run(launcher, HOSTILE[name], names).stdout, name
 
 
 def test_eight_at_once_do_not_disturb_each_other(launcher: Launcher, names: dict[str, object]) -> None:
     """Seven hostile programs run beside one that computes."""
-    hostile = ("fork bomb", "memory bomb of many processes", "endless output", "full temporary directory", "thread bomb")
+    hostile = (
+        "fork bomb",
+        "memory bomb of many processes",
+        "endless output",
+        "full temporary directory",
+        "thread bomb",
+    )
     before = left_behind()
     with ThreadPoolExecutor(8) as threads:
         began = time.monotonic()

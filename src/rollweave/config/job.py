@@ -268,6 +268,12 @@ class Job(Section):
                 f"{self.training.advantage.type} advantages do not compare the members of a group and learn from those "
                 "too: set rollout.filter=none, or training.advantage.type=grpo"
             )
+        for reward in self.rewards:
+            if reward.code is not None and reward.code.total_timeout >= self.rollout.deadlines.reward:
+                raise ValueError(
+                    f"rollout.deadlines.reward is {self.rollout.deadlines.reward:g}, but a code reward may take "
+                    f"{reward.code.total_timeout:g} s: raise it, or lower total_timeout of the reward"
+                )
         return self
 
     def _check_task_names(self) -> None:

@@ -1,4 +1,4 @@
-"""The ready rewards of a job file: code that is run against tests, mathematics that is compared, a judge that is asked."""
+"""The ready rewards of a job file: code that is run against tests, mathematics that is compared, a judge."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class JudgeRewardConfig(Section):
     """Of the server, as in http://localhost:8000/v1."""
     model: str
     prompt: str = DEFAULT_PROMPT
-    """What the judge is asked. `{response}` stands for the last answer of the episode, any other name in braces for that
-    column of the task's row."""
+    """What the judge is asked. `{response}` stands for the last answer of the episode, any other name in braces for the
+    column of that name in the task's row."""
     highest: PositiveFloat = 10.0
     """The number that is a reward of 1; 0 is a reward of 0. Other numbers are no reward."""
     token: Secret | None = None

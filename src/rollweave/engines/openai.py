@@ -1,8 +1,9 @@
 """A server with OpenAI's chat interface in the place of an engine, for evaluation.
 
-`ServerEngine` makes an engine of a `ChatClient` that an episode can be played with. Such a server takes messages and not tokens, and a host speaks in tokens only, so the two agree on a code: `MessageBook`
-gives every message a number, and a context is a row of these numbers. An answer repeats its number as often as it has
-tokens, so that tokens are counted rightly. It has no log-probs worth the name: nothing can be trained on it.
+`ServerEngine` makes an engine of a `ChatClient` that an episode can be played with. Such a server takes messages and
+not tokens, and a host speaks in tokens only, so the two agree on a code: `MessageBook` gives every message a number,
+and a context is a row of these numbers. An answer repeats its number as often as it has tokens, so that tokens are
+counted rightly. It has no log-probs worth the name: nothing can be trained on it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rollweave.environments.protocol import Message, Observation
 from rollweave.errors import ConfigError
 from rollweave.trajectory import Span, TokenIds, logprob_array, token_ids
 from rollweave.weights.buckets import Fingerprint
+
 
 class MessageBook:
     """A dialogue in a code of its own: one number per message."""

@@ -118,8 +118,9 @@ class JudgeReward:
     async def _ask(self, text: str) -> str:
         if self._client is None:  # made here, because it belongs to the loop that it is used on
             self._client = ChatClient(self._config.url, self._config.model, self._key)
-        options = {"max_tokens": self._config.max_tokens, "temperature": self._config.temperature}
-        return (await self._client.ask([{"role": "user", "content": text}], **options)).text
+        messages, config = [{"role": "user", "content": text}], self._config
+        reply = await self._client.ask(messages, max_tokens=config.max_tokens, temperature=config.temperature)
+        return reply.text
 
     def _reward(self, number: float) -> float:
         if not 0.0 <= number <= self._config.highest:

@@ -50,8 +50,8 @@ class MathReward:
                 comparer.end()
                 if not error.understood:
                     raise RewardFailed(
-                        f"{trajectory.task.id}: column {self._config.column!r} holds {wanted!r:.100}, which math-verify "
-                        f"cannot read ({error}): write LaTeX or a plain expression"
+                        f"{trajectory.task.id}: column {self._config.column!r} holds {wanted!r:.100}, and math-verify "
+                        f"cannot read that ({error}): write LaTeX or a plain expression"
                     ) from error
                 return 0.0
             except BaseException:

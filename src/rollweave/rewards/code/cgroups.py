@@ -121,9 +121,10 @@ def _settings_v2(root: Path, paths: Mapping[str, str], memory: int, processes: i
     # A folder with processes, such as our own, cannot hand controllers on; then it may be the one above that does.
     for parent in (own, own.parent):
         handed_on = parent / "cgroup.subtree_control"
-        if parent.is_relative_to(root) and handed_on.is_file() and os.access(parent, os.W_OK):
-            if {"memory", "pids"} <= set(handed_on.read_text().split()):
-                return {parent: values}
+        if not parent.is_relative_to(root) or not handed_on.is_file() or not os.access(parent, os.W_OK):
+            continue
+        if {"memory", "pids"} <= set(handed_on.read_text().split()):
+            return {parent: values}
     return {}
 
 

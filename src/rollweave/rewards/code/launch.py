@@ -63,6 +63,9 @@ class SandboxLimits:
     """Bytes to each of stdout and stderr."""
 
 
+DEFAULT_LIMITS = SandboxLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class Contents:
     """What a sandbox is given."""
@@ -82,7 +85,7 @@ class Launcher:
 
     def __init__(
         self,
-        limits: SandboxLimits = SandboxLimits(),
+        limits: SandboxLimits = DEFAULT_LIMITS,
         python: str = "",
         readable: Sequence[str] = (),
         unsafe: bool = False,
@@ -189,8 +192,8 @@ class Launcher:
         return [
             *("--unshare-all", "--unshare-user", *nested, "--as-pid-1", "--die-with-parent", "--new-session"),
             *("--hostname", "sandbox", "--clearenv", *environment),
-            *folders,
             *("--proc", "/proc", "--dev", "/dev", *scratch, "--remount-ro", "/dev", "--chdir", "/tmp"),
+            *folders,  # after the temporary directory, in which one of them may lie
         ]
 
     def _check(self) -> None:

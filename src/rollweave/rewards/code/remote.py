@@ -24,7 +24,7 @@ import os
 import socket
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 PROGRAM, TESTS = "program.py", "tests.py"
@@ -93,7 +93,7 @@ class StandIn:
         return isinstance(value, StandIn) and self._peer.ask("isinstance", value, self) is True
 
     def __hash__(self) -> int:
-        return self._number
+        return hash(self._number)
 
 
 def _between_stand_ins(name: str) -> Any:
@@ -110,7 +110,7 @@ for _name in OPERATORS:
 class Peer:
     """One end of the line between the two sandboxes."""
 
-    operations = {
+    operations: ClassVar[dict[str, Any]] = {
         "call": lambda function, values, named: function(*values, **named),
         "getattr": getattr,
         "setattr": setattr,
@@ -209,9 +209,9 @@ class Peer:
         if name in AS_TEXT:
             module, _, kind = name.partition(".")
             return getattr(importlib.import_module(module), kind)(content)
-        return {"bytes": bytes.fromhex, "complex": lambda pair: complex(*pair), "range": lambda ends: range(*ends)}[
-            name
-        ](content)
+        if name == "bytes":
+            return bytes.fromhex(content)
+        return {"complex": complex, "range": range}[name](*content)
 
     # ------------------------------------------------------------------------------------------------------ messages
 
@@ -247,8 +247,8 @@ def serve_program(line: socket.socket) -> None:
 
 
 def load_program() -> list[Any]:
-    """Each public name with what it is: a module, something of the standard library (by its module), an exception (by the
-    nearest of Python's own), or a value."""
+    """Each public name with what it is: a module, something of the standard library (by its module), an exception (by
+    the nearest of Python's own), or a value."""
     module = ModuleType("program")
     sys.modules["program"] = module
     with open(os.path.join(FOLDER, PROGRAM), encoding="utf-8") as file:

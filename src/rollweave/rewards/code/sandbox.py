@@ -31,8 +31,8 @@ READ_BYTES = 65536
 
 LOOK_SECONDS = 0.05
 MOST_FILES = 10_000
-"""In a place that a program can write to. Its bytes are limited by its size, but the kernel takes a second to remove half
-a million empty files, and bubblewrap cannot limit their number; so it is looked up, every `LOOK_SECONDS`."""
+"""In a place that a program can write to. Its bytes are limited by its size, but the kernel takes a second to remove
+half a million empty files, and bubblewrap cannot limit their number; so it is looked up, every `LOOK_SECONDS`."""
 
 ProgramEnd = Literal["exited", "timeout", "output", "files"]
 """`output`, `files`: it wrote more than it may, or made more files."""
@@ -181,8 +181,7 @@ class Sandbox:
         with suppress(BlockingIOError):
             for line in os.read(self._launch.status, READ_BYTES).splitlines():
                 if "exit-code" in (report := json.loads(line)):
-                    code = report["exit-code"]
-                    return code
+                    return int(report["exit-code"])
         return None
 
     def _read(self, name: str, selector: selectors.BaseSelector) -> None:
