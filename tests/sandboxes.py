@@ -12,8 +12,6 @@ from rollweave.errors import ConfigError
 from rollweave.rewards.code.cgroups import PREFIX
 from rollweave.rewards.code.launch import INSTALL, NOBODY, Launcher
 
-NEEDS_BUBBLEWRAP = "needs bubblewrap"
-
 
 @cache
 def make_launcher() -> Launcher | None:
@@ -26,8 +24,16 @@ def make_launcher() -> Launcher | None:
 def launcher_or_skip() -> Launcher:
     launcher = make_launcher()
     if launcher is None:
-        pytest.skip(f"{NEEDS_BUBBLEWRAP}: {INSTALL}")
+        pytest.skip(f"no sandbox can be made here: {INSTALL}")
     return launcher
+
+
+def open_to_others(folder: Path) -> None:
+    """Let the user of sandboxes look into a temporary folder."""
+    while not folder.name.startswith("pytest-of-") and folder.parent != folder:
+        folder.chmod(0o755)
+        folder = folder.parent
+    folder.chmod(0o755)
 
 
 def processes_in_namespaces() -> set[int]:

@@ -25,7 +25,7 @@ from rollweave.rewards.scorer import Scorer, call_in_thread
 from rollweave.runs import doctor
 from rollweave.tasks import Task
 from rollweave.trajectory import Trajectory, token_ids
-from sandboxes import launcher_or_skip, left_behind
+from sandboxes import launcher_or_skip, left_behind, open_to_others
 
 ADD = "def add(a, b):\n    return a + b"
 
@@ -156,7 +156,7 @@ class Stack:
         (STACK, "assert Stack(1) + Stack(2) == Stack(1, 2) and Stack(1) != Stack(2) and repr(Stack(1)) == 'Stack(1,)'"),
         (STACK, "try: Stack().pop()\nexcept EmptyError as error: assert str(error) == 'empty'\nelse: assert False"),
         (STACK, "try: Stack().pop()\nexcept ValueError: pass\nelse: assert False"),
-        (STACK, "s = Stack()\ns.items = [5]\nassert s.items == [5]\nassert isinstance(s, Stack) > isinstance(3, Stack)"),
+        (STACK, "s = Stack()\ns.items = [5]\nassert s.items == [5]\nassert isinstance(s, Stack)"),
         (STACK, "with Stack(1) as s: assert len(s) == 1\nassert len(s) == 0"),
         ("import math\nfrom math import isclose\ndef f(): return 0.1 + 0.2",
          "assert math.isclose(f(), 0.3) and isclose(f(), 0.3) and abs(f() - 0.3) < 1e-9"),
@@ -437,13 +437,10 @@ def test_refused_namespaces_are_told_with_what_bubblewrap_says(monkeypatch: pyte
         "#!/bin/sh\n[ \"$1\" = --version ] && echo bubblewrap 0.8.0 || echo 'No permissions' >&2; exit 1\n"
     )
     refuses.chmod(refuses.stat().st_mode | stat.S_IXOTH | stat.S_IXUSR)
-    for folder in tmp_path, *tmp_path.parents[:2]:
-        folder.chmod(0o755)
+    open_to_others(tmp_path)
     which = launch.shutil.which
     monkeypatch.setattr(launch.shutil, "which", lambda name: str(refuses) if name == "bwrap" else which(name))
-    with pytest.raises(
-        ConfigError, match=r"No permissions.*user namespaces.*seccomp=unconfined.*or set `unsafe"
-    ):
+    with pytest.raises(ConfigError, match=r"No permissions.*user namespaces.*seccomp=unconfined.*or set `unsafe"):
         Launcher()
     assert doctor.check_sandbox().status == "warning"
 
@@ -466,8 +463,7 @@ def test_an_interpreter_that_is_not_there_is_named() -> None:
 
 
 def test_a_readable_folder_can_be_read_and_not_written(launcher: Launcher, tmp_path: Path) -> None:
-    for folder in tmp_path, *tmp_path.parents[:2]:
-        folder.chmod(0o755)
+    open_to_others(tmp_path)
     (tmp_path / "words.txt").write_text("words")
     reading = Launcher(readable=[str(tmp_path)])
     assert reading.run(f"print(open({str(tmp_path / 'words.txt')!r}).read())").stdout == b"words\n"

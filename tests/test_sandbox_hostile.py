@@ -18,7 +18,7 @@ import pytest
 
 from rollweave.rewards.code.launch import Launcher
 from rollweave.rewards.code.sandbox import Execution
-from sandboxes import launcher_or_skip, left_behind
+from sandboxes import launcher_or_skip, left_behind, open_to_others
 
 SECONDS = 1.0
 SLACK = 1.0
@@ -395,7 +395,7 @@ def launcher() -> Launcher:
 def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
     """Things of the machine that a program must not reach, by the names that the programs above use."""
     folder = tmp_path_factory.mktemp("outside")
-    folder.chmod(0o755)
+    open_to_others(folder)
     (folder / "secret").write_text("secret")
     with ExitStack() as stack:
         service = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

@@ -95,7 +95,7 @@ class Launcher:
         self.limits = limits
         self._scratch = {"/dev/shm": SHARED_MEMORY, "/tmp": limits.scratch}
         self._unsafe = unsafe
-        self._python = python or _find_python()
+        self.python = python or _find_python()
         self._prlimit = _find("prlimit", "apt-get install util-linux")
         self._cgroups: CgroupMaker | None = None
         if not unsafe:
@@ -174,7 +174,7 @@ class Launcher:
             "msgqueue": 0,
         }
         options = [f"--{name}={value}" for name, value in limits.items()]
-        return [self._prlimit, *options, *more_limits, self._python, "-IB", f"{folder}/{MAIN}", *contents.arguments]
+        return [self._prlimit, *options, *more_limits, self.python, "-IB", f"{folder}/{MAIN}", *contents.arguments]
 
     def _walls(self, readable: Sequence[str]) -> list[str]:
         """What every sandbox of this launcher has in common. Every place that can be written to has a size."""
@@ -203,7 +203,7 @@ class Launcher:
             raise ConfigError(f"code rewards cannot run programs here: {error}; {self._cure()}") from error
         if execution.stdout != b"inside\n":
             said = execution.stderr.decode(errors="replace").strip()[-300:]
-            raise ConfigError(f"code rewards cannot run {self._python} here: {said or execution.end}; {self._cure()}")
+            raise ConfigError(f"code rewards cannot run {self.python} here: {said or execution.end}; {self._cure()}")
 
     def _cure(self) -> str:
         if self._unsafe:
