@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import IO, Any
 
 from rollweave.config.ready_rewards import MathRewardConfig
 from rollweave.errors import ConfigError, RewardFailed
+from rollweave.rewards.code.sandbox import readable
 from rollweave.rewards.rules import expected, last_answer
 from rollweave.trajectory import Trajectory
 
@@ -111,7 +111,7 @@ class _Comparer:
         """The next line that the process says."""
         stdout = _pipe(self._process.stdout)
         while b"\n" not in self._unread:
-            ready, _, _ = select.select([stdout], [], [], seconds)
+            ready = readable(stdout.fileno(), seconds)
             data = os.read(stdout.fileno(), 65536) if ready else b""
             if not data:
                 raise _NoAnswer("it ended" if ready else f"no answer within {seconds:g} s", understood=False)

@@ -27,6 +27,8 @@ from rollweave.errors import RewardFailed
 
 START_SECONDS = 10.0
 """After which a sandbox that has not begun has failed."""
+GONE_SECONDS = 30.0
+"""Within which the kernel ends the processes of a sandbox that was killed; it takes milliseconds."""
 READ_BYTES = 65536
 
 LOOK_SECONDS = 0.05
@@ -141,14 +143,18 @@ class Sandbox:
                 os.killpg(self._process.pid, signal.SIGKILL)
         else:
             _kill(self._monitor)
-        self._process.wait()
+        gone = readable(self._monitor, GONE_SECONDS)
+        if gone:
+            self._process.wait()
+            self._code = self._exit_code()
         if self._first is not None:
             os.close(self._first)
         os.close(self._monitor)
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
-        self._code = self._exit_code()
+        if not gone:
+            raise RewardFailed(f"a sandbox (process {self._process.pid}) was killed and does not end")
 
     def execution(self) -> Execution:
         """What became of the program; after `close`. Raises RewardFailed if it never ran."""
@@ -163,8 +169,7 @@ class Sandbox:
     def _first_process(self, status: int) -> int:
         said, last = b"", time.monotonic() + START_SECONDS
         while b"\n" not in said:
-            ready, _, _ = select.select([status], [], [], max(0.0, last - time.monotonic()))
-            data = os.read(status, READ_BYTES) if ready else b""
+            data = os.read(status, READ_BYTES) if readable(status, max(0.0, last - time.monotonic())) else b""
             if not data:
                 self._process.kill()
                 raise RewardFailed(f"the sandbox did not start: {_words(self._process.communicate()[1])}")
@@ -219,6 +224,13 @@ def _call(selector: selectors.BaseSelector, seconds: float) -> None:
     for key, _ in selector.select(seconds):
         call: Callable[[], Any] = key.data
         call()
+
+
+def readable(descriptor: int, seconds: float) -> bool:
+    """Whether it can be read (a process's: has ended) within this time. `select.select` knows only the first 1,024."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 def _kill(pidfd: int) -> None:
