@@ -1,4 +1,4 @@
-"""One job file with two tasks, unchanged: inline, on a private Ray, on the lab's hosts, and simulated on other hardware.
+"""One job file with two tasks, unchanged: inline, on a private Ray, on the lab's hosts, and in simulation.
 
 The same tasks are trained in the same order, and the books have the same keys and add up.
 """

@@ -1,4 +1,4 @@
-"""`python -m tools.rollart [--lab] [--steps N] [--out DIR]`: the flagship recipe, and what it is worth (`make rollart`).
+"""`python -m tools.rollart [--lab] [--steps N] [--out DIR]`: the flagship recipe and what it is worth.
 
 It starts a Ray cluster of two nodes on this machine, one for each pool, and trains `recipes/rollart/rollart.yaml` on
 them. Then it measures the same job on single pools of equal cost (two engines of one kind). Then it profiles this

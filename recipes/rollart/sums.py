@@ -1,4 +1,4 @@
-"""A task of short questions and long answers: chain sums of reasoning-gym, of which every step is to be written down."""
+"""A task of short questions and long answers: chain sums of reasoning-gym, with every step written down."""
 
 from __future__ import annotations
 

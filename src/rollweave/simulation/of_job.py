@@ -51,8 +51,8 @@ def _check_tasks(job: Job, recorded: Path) -> None:
     kept = recorded_episodes(recorded)
     if missing := [name for name in members(job.environment) if name not in kept]:
         raise ConfigError(
-            f"{recorded} holds no finished episode of {', '.join(missing)} (only of {', '.join(kept)}); name a run of the "
-            "same job, with a higher logging.transcripts_per_step"
+            f"{recorded} holds no finished episode of {', '.join(missing)} (only of {', '.join(kept)}); name a run of "
+            "the same job, with a higher logging.transcripts_per_step"
         )
 
 
