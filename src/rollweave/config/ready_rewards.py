@@ -56,26 +56,15 @@ class MathRewardConfig(Section):
     """Processes that compare, on each host; 0: as many as it has cores."""
 
 
-DEFAULT_PROMPT = """\
-Below are a question and a response to it. How good is the response? Say a number from 0 (useless) to 10 (could not be \
-better).
-
-Question:
-{prompt}
-
-Response:
-{response}"""
-
-
 class JudgeRewardConfig(Section):
     """Asks a language model behind any server with OpenAI's chat interface for a number."""
 
     url: str
     """Of the server, as in http://localhost:8000/v1."""
     model: str
-    prompt: str = DEFAULT_PROMPT
+    prompt: str = ""
     """What the judge is asked. `{response}` stands for the last answer of the episode, any other name in braces for the
-    column of that name in the task's row."""
+    column of that name in the task's row. Default: how good the response to the column `prompt` is."""
     highest: PositiveFloat = 10.0
     """The number that is a reward of 1; 0 is a reward of 0. Other numbers are no reward."""
     token: Secret | None = None
@@ -95,6 +84,6 @@ class JudgeRewardConfig(Section):
 
     @model_validator(mode="after")
     def _check_prompt(self) -> JudgeRewardConfig:
-        if "{response}" not in self.prompt:
+        if self.prompt and "{response}" not in self.prompt:
             raise ValueError("prompt has no {response}: the judge would not see what it judges")
         return self

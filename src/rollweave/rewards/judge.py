@@ -18,6 +18,16 @@ from rollweave.errors import RewardFailed
 from rollweave.rewards.rules import expected, last_answer, last_number
 from rollweave.trajectory import Trajectory
 
+DEFAULT_PROMPT = """\
+Below are a question and a response to it. How good is the response? Say a number from 0 (useless) to 10 (could not be \
+better).
+
+Question:
+{prompt}
+
+Response:
+{response}"""
+
 BRACES = re.compile(r"\{(\w+)\}")
 SEVERAL = """\
 Below are {count} questions, each after a line of dashes with its number. Answer each by itself. End with one line for \
@@ -56,7 +66,7 @@ class JudgeReward:
             name = match.group(1)
             return last_answer(trajectory) if name == "response" else str(expected(trajectory, name))
 
-        return BRACES.sub(fill, self._config.prompt)
+        return BRACES.sub(fill, self._config.prompt or DEFAULT_PROMPT)
 
     # -------------------------------------------------------------------------------------------------------- requests
 
