@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import FileName, PlainText, Section, Target
+from rollweave.config.base import FileName, PlainText, Section
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.control import (
     CheckpointConfig,
@@ -24,6 +24,7 @@ from rollweave.config.control import (
 )
 from rollweave.config.engines import EngineConfig, TorchEngineConfig, VllmEngineConfig
 from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig, task_names
+from rollweave.config.rewards import RewardConfig
 from rollweave.config.training import TrainingConfig
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -114,21 +115,6 @@ ModelConfig = Annotated[
     Field(discriminator="type"),
     PlainText(model_from_text, "tiny, smollm2, ./folder or organisation/name of the hub"),
 ]
-
-
-# -------------------------------------------------------------------------------------------------- rewards
-
-
-class RewardConfig(Section):
-    """A reward function of your own, added to the environment's step rewards."""
-
-    function: Target
-    """`file.py:name`: takes a Trajectory, returns a float or a RewardResult."""
-    name: str = ""
-    """Shown in metrics as reward/<name>; default: the function's name."""
-    weight: float = 1.0
-    tasks: tuple[str, ...] = ()
-    """Names of the tasks that it scores; none: all."""
 
 
 # ----------------------------------------------------------------------------------- where it runs
