@@ -35,7 +35,7 @@ class CallConfig(Section):
     """After so many seconds without an answer a second try is sent beside the first one, and the first answer counts.
     none: never."""
     concurrency: PositiveInt = 256
-    """Tries under way at once, in each host."""
+    """Tries under way at once, in each host; a tenth as many more may be hedges."""
     breaker_failures: PositiveInt = 10
     """The circuit breaker opens after so many failed tries without one that was answered, ..."""
     breaker_seconds: PositiveFloat = 2.0

@@ -31,6 +31,10 @@ TryEnd = Literal["answered", "unavailable", "timeout", "dropped", "garbled", "re
 process ended under it; `garbled`: what came is no answer to it; `refused`: no other try can end better; `abandoned`:
 another try of the same call was answered first, or the call was given up."""
 
+CALLS_PER_HEDGE = 10
+"""Hedges have seats of their own, so that they are sent when all others are taken, but few, so that a function that is
+slow because it has too much to do does not get twice as much."""
+
 LONGEST_PATIENCE = 60.0
 """Seconds that a function may ask for with Retry-After."""
 
@@ -152,6 +156,7 @@ class Delivery:
         self._seed = seed
         self._guarded = guarded
         self._seats = asyncio.Semaphore(config.concurrency)
+        self._hedge_seats = asyncio.Semaphore(max(1, config.concurrency // CALLS_PER_HEDGE))
         self._breaker = Breaker(config.breaker_failures, config.breaker_seconds, config.probe_seconds)
         self._news = asyncio.Event()
         """Set, and replaced, when the breaker has closed or a probe has ended."""
@@ -197,9 +202,9 @@ class Delivery:
     async def _first_outcome(
         self, racing: set[asyncio.Task[TryOutcome]], tasks: asyncio.TaskGroup, send: Send, report: CallReport
     ) -> TryOutcome:
-        """The first answer of the try and, if it is slow and there is a seat, of another one; else a failure."""
+        """The first answer of the try and, if it is slow and a hedge is allowed, of another one; else a failure."""
         ended, open_tries = await asyncio.wait(racing, timeout=self._config.hedge_after)
-        if not ended and not self._seats.locked() and not self._breaker.is_open:
+        if not ended and not self._hedge_seats.locked() and not self._breaker.is_open:
             racing.add(tasks.create_task(self._outcome(send, report, hedge=True)))
         open_tries = set(racing)
         while True:
@@ -218,15 +223,16 @@ class Delivery:
     # ------------------------------------------------------------------------------------------------- one try
 
     async def _seated_try(self, send: Send, report: CallReport, hedge: bool = False) -> RewardAnswer:
+        seats = self._hedge_seats if hedge else self._seats
         with self._clock.wait(self.name, "a free seat (call.concurrency)"):
-            await self._seats.acquire()
+            await seats.acquire()
         try:
             if not self._guarded:
                 return await self._try(send, report, hedge)
             await self._pass_breaker(report)
             return await self._guarded_try(send, report, hedge)
         finally:
-            self._seats.release()
+            seats.release()
 
     async def _pass_breaker(self, report: CallReport) -> None:
         began = self._clock.now()

@@ -59,7 +59,7 @@ def as_function(target: str, base: Path | None = None, token: str | None = None)
 def as_async_function(
     target: str, base: Path | None = None, token: str | None = None
 ) -> Callable[[Any], Awaitable[Any]]:
-    """The same for `functions-framework --gateway asgi`: takes a request of Starlette, and serves many at once."""
+    """The same for `functions-framework --asgi`: takes a request of Starlette, and serves many at once."""
     gate = _Gate(target, base, token)
 
     async def function(request: Any) -> Any:
