@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import TYPE_CHECKING
 
 from rollweave.config.rewards import CallConfig
@@ -21,38 +22,46 @@ CHUNK = 1 << 16
 
 
 class HttpFunction:
-    """A function behind a URL. Its connections are kept for the next calls."""
+    """A function behind a URL. Its connections are kept for the next calls.
+
+    Each connection has a client of its own: a client of httpx2 looks at all its connections for every request, which
+    takes most of the time with hundreds of them. And a connection that cannot be trusted any more is closed alone.
+    """
 
     def __init__(self, url: str, config: CallConfig, setting: str) -> None:
         """`setting`: which key of the job names the token, for messages."""
         self._url = url
         self._config = config
         self._token = read_secret(config.token, setting)
-        self._http: httpx2.AsyncClient | None = None
-        self._old: list[httpx2.AsyncClient] = []
+        self._ssl = ssl.create_default_context()
+        self._idle: list[httpx2.AsyncClient] = []
 
     async def send(self, request: WireRequest) -> RewardAnswer:
         import httpx2
 
-        http = self._http = self._http or self._client()
+        http, trusted = self._idle.pop() if self._idle else self._client(), False
         try:
             async with http.stream("POST", self._url, content=request.body) as response:
                 body = await self._read(response)
                 self._check(response, body)
-            return read_answer(body, request.key)
+            answer = read_answer(body, request.key)
+            trusted = True
         except WrongMessage as wrong:
-            self._renew(http)
             raise TryFailed("garbled", self._clean(str(wrong))) from None
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise TryFailed("unavailable", f"no connection to {self._url}: {_named(error)}") from None
         except httpx2.TransportError as error:
             raise TryFailed("dropped", f"the connection to {self._url} ended: {_named(error)}") from None
+        finally:
+            if trusted:
+                self._idle.append(http)
+            else:  # in what state its connection is cannot be known
+                await http.aclose()
+        return answer
 
     async def aclose(self) -> None:
-        for http in [self._http, *self._old]:
-            if http is not None:
-                await http.aclose()
-        self._http, self._old = None, []
+        while self._idle:
+            await self._idle.pop().aclose()
 
     def _client(self) -> httpx2.AsyncClient:
         import httpx2
@@ -60,17 +69,9 @@ class HttpFunction:
         headers = {"Content-Type": "application/json"}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
-        # The number of connections is limited by call.concurrency, and the time of a try by `Delivery`.
-        limits = httpx2.Limits(
-            max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_CONNECTION_SECONDS
-        )
-        return httpx2.AsyncClient(headers=headers, timeout=None, limits=limits, follow_redirects=False)
-
-    def _renew(self, http: httpx2.AsyncClient) -> None:
-        """After an answer to another call the connections cannot be trusted: one of them is an answer behind."""
-        if self._http is http:
-            self._http = None
-            self._old.append(http)  # calls are under way on it: it is closed at the end
+        limits = httpx2.Limits(max_connections=1, keepalive_expiry=IDLE_CONNECTION_SECONDS)
+        # `Delivery` keeps the deadline of a try.
+        return httpx2.AsyncClient(headers=headers, timeout=None, limits=limits, verify=self._ssl)
 
     async def _read(self, response: httpx2.Response) -> bytes:
         limit, body = self._config.max_answer_mb * 1e6, b""
