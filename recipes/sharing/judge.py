@@ -1,4 +1,4 @@
-"""The reward of job.yaml: the share of an answer that is vowels, from a judge that takes its time and no core."""
+"""The reward of job.yaml: a short episode is better, says a judge that takes its time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import asyncio
 
 from rollweave import Trajectory
 
-SECONDS = 0.15
+SECONDS = 1.0
 
 
-async def vowels(trajectory: Trajectory) -> float:
+async def short(trajectory: Trajectory) -> float:
     await asyncio.sleep(SECONDS)
-    answer = trajectory.turns[-1].text
-    return sum(character in "aeiou" for character in answer) / max(1, len(answer))
+    return 1.0 / len(trajectory.turns)
