@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -330,6 +332,42 @@ def test_functions_framework_that_fails_in_five_ways_loses_and_changes_no_reward
     outage = deliver(setup, "outage")
     assert problems(outage, setup) == []
     assert outage["metrics"]["breaker_opened"] >= 1 and outage["metrics"]["breaker_seconds"] > 0
+
+
+# -------------------------------------------------------------------------------------------------------------- runs
+
+JOB = """
+model: {type: tiny, hidden: 32, layers: 1, head_dim: 8, warm_start: {steps: 0}}
+environment: {type: frozen_lake}
+pipeline: {type: sync+}
+rollout: {groups_per_step: 2, group_size: 2, environments: 2, max_turns: 3}
+rewards: [{function: 'pool://mine.py:score', instances: {maximum: 2}}]
+training: {steps: 2}
+evaluation: {every: 0}
+logging: {tensorboard: false}
+"""
+
+
+def rollweave(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rollweave.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("runtime", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_run_with_a_reward_pool_is_trained_and_replayed(runtime: str, tmp_path: Path) -> None:
+    reward_file(tmp_path)
+    (tmp_path / "job.yaml").write_text(JOB)
+    out = tmp_path / "run"
+    done = rollweave("train", str(tmp_path / "job.yaml"), f"runtime.type={runtime}", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["function/score/calls"] for row in rows] == [4, 4]
+    assert sum(row["function/score/cold_starts"] for row in rows) == 2
+    assert all(0 < row["function/score/utilisation"] <= 1 for row in rows)
+    if runtime == "inline":
+        replayed = rollweave("replay", str(out))
+        assert replayed.returncode == 0 and "all the same (2 steps)" in replayed.stdout, replayed.stdout
 
 
 # ---------------------------------------------------------------------------------------------------- configuration

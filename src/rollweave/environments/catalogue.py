@@ -71,6 +71,7 @@ async def check_target(
         return await EnvironmentCheck(late, source(config, seed, base), scorer, seed=seed, **limits).run()
     finally:
         await pool.close()
+        await scorer.aclose()
 
 
 async def play_target(

@@ -75,7 +75,8 @@ class RewardDesk:
         try:
             answer = await asyncio.shield(task)
         except TryFailed:
-            self._answers.pop(key, None)  # the next try computes anew
+            if self._answers.get(key) is task:  # the next try computes anew
+                del self._answers[key]
             raise
         counts = self.pool.counts()
         return write_answer(key, replace(answer, used=InstancesUsed(self._id, counts.busy, counts.paid)))
