@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from rollweave.config.job import Job, RewardConfig
+from rollweave.config.job import Job
 from rollweave.config.load import parse_text
 from rollweave.config.ready_rewards import CodeRewardConfig
+from rollweave.config.rewards import RewardConfig
 from rollweave.errors import ConfigError, RewardFailed
 from rollweave.rewards.code import cgroups, launch
 from rollweave.rewards.code.cases import AssertCase, OutputCase, find_program, read_cases
@@ -584,7 +585,7 @@ def test_ready_rewards_in_a_job_file() -> None:
     job = job_with("  - code: {tests: cases, timeout: 10}\n    weight: 0.5\n  - math: {}\n    name: right\n")
     code, math = job.rewards
     assert code.code is not None and (code.code.tests, code.code.timeout, code.weight) == ("cases", 10.0, 0.5)
-    assert (code.label, math.label, math.name) == ("code", "math", "right")
+    assert (code.shown_name, math.ready, math.shown_name) == ("code", "math", "right")
 
 
 @pytest.mark.parametrize(

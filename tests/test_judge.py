@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from rollweave.config.job import Job, RewardConfig
+from rollweave.config.job import Job
 from rollweave.config.load import dump_job, parse_text
 from rollweave.config.ready_rewards import JudgeRewardConfig
+from rollweave.config.rewards import RewardConfig
 from rollweave.errors import ConfigError, RewardFailed
 from rollweave.rewards.judge import JudgeReward
 from rollweave.rewards.scorer import Scorer

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rollweave.config.job import RewardConfig
 from rollweave.config.ready_rewards import MathRewardConfig
+from rollweave.config.rewards import RewardConfig
 from rollweave.errors import ConfigError, RewardFailed
 from rollweave.rewards.math import MathReward
 from rollweave.rewards.scorer import Scorer

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import FileName, PlainText, Section, Target
+from rollweave.config.base import FileName, PlainText, Section
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.control import (
     CheckpointConfig,
@@ -24,7 +24,7 @@ from rollweave.config.control import (
 )
 from rollweave.config.engines import EngineConfig, TorchEngineConfig, VllmEngineConfig
 from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig, task_names
-from rollweave.config.ready_rewards import CodeRewardConfig, JudgeRewardConfig, MathRewardConfig
+from rollweave.config.rewards import RewardConfig
 from rollweave.config.training import TrainingConfig
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -115,51 +115,6 @@ ModelConfig = Annotated[
     Field(discriminator="type"),
     PlainText(model_from_text, "tiny, smollm2, ./folder or organisation/name of the hub"),
 ]
-
-
-# -------------------------------------------------------------------------------------------------- rewards
-
-
-READY_REWARDS = {
-    "code": "rollweave.rewards.code.reward:CodeReward",
-    "math": "rollweave.rewards.math:MathReward",
-    "judge": "rollweave.rewards.judge:JudgeReward",
-}
-"""The class that makes each ready reward from its section."""
-
-
-class RewardConfig(Section):
-    """A reward, added to the environment's step rewards: a function of your own, or a ready one (`code`, `math`,
-    `judge`). Each item has exactly one of these four keys."""
-
-    function: Target = ""
-    """`file.py:name`: takes a Trajectory, returns a float or a RewardResult."""
-    code: CodeRewardConfig | None = None
-    math: MathRewardConfig | None = None
-    judge: JudgeRewardConfig | None = None
-    name: str = ""
-    """Shown in metrics as reward/<name>; default: the function's name, or that of the ready reward."""
-    weight: float = 1.0
-    tasks: tuple[str, ...] = ()
-    """Names of the tasks that it scores; none: all."""
-
-    @property
-    def ready(self) -> str | None:
-        """Which ready reward it is, if it is one."""
-        return next((name for name in READY_REWARDS if getattr(self, name) is not None), None)
-
-    @property
-    def label(self) -> str:
-        """What it is called: in metrics if it has no name, and in messages."""
-        return self.ready or self.function.rpartition(":")[2]
-
-    @model_validator(mode="after")
-    def _check_one_kind(self) -> RewardConfig:
-        given = [name for name in ("function", *READY_REWARDS) if getattr(self, name)]
-        if len(given) != 1:
-            found = f"{' and '.join(given)} are two rewards" if given else "no reward"
-            raise ValueError(f"{found}: give each item of the list one of function, {', '.join(READY_REWARDS)}")
-        return self
 
 
 # ----------------------------------------------------------------------------------- where it runs
@@ -282,7 +237,7 @@ class Job(Section):
             for task in reward.tasks:
                 if task not in (names := task_names(self.environment)):
                     raise ValueError(
-                        f"rewards: {reward.label} is for the task {task!r}, but the job has {', '.join(names)}: "
+                        f"rewards: {reward.shown_name} is for the task {task!r}, but the job has {', '.join(names)}: "
                         "name one of these, or give the member of environment.of that name"
                     )
 

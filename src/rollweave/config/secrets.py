@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ValidationInfo
+from pydantic import BeforeValidator, TypeAdapter, ValidationError, ValidationInfo
 
 from rollweave.errors import ConfigError
 
@@ -37,6 +37,14 @@ def _check_secret(name: Any, info: ValidationInfo) -> str:
 
 Secret = Annotated[str, BeforeValidator(_check_secret)]
 """`env:NAME` or `file:PATH`, relative to the file that names it."""
+
+
+def check_secret(name: str, key: str) -> str:
+    """The name of a secret that was given as a flag. `key`: the flag, for the message."""
+    try:
+        return TypeAdapter(Secret).validate_python(name)
+    except ValidationError:
+        raise ConfigError(f"{key}: {_EXPECTED}") from None
 
 
 def read_secret(name: str | None, key: str) -> str | None:

@@ -59,6 +59,10 @@ class JudgeReward:
             self._scores.popitem(last=False)
         return await asyncio.shield(score)  # a caller that gives up does not take the answer from the others
 
+    async def aclose(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
     def question(self, trajectory: Trajectory) -> str:
         """The prompt, with what the names in braces stand for."""
 

@@ -117,5 +117,5 @@ class EnvHost:
                 raise
             scored = Scored.of(trajectory, failure="not wanted any more")
         wanted = self._scoring.pop(attempt, None) is not None
-        if wanted or scored.threads_left:  # threads that are left behind count, whatever was wanted
+        if wanted or scored.threads_left or scored.calls:  # what was left behind or paid for counts, wanted or not
             self.link.say(f"scored.{attempt}", scored)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollweave.observability.events import Emitter
 from rollweave.rewards.dispatch import RewardBackend, Scored
@@ -55,12 +56,18 @@ class Scoring:
             reward=trajectory.reward if succeeded else None,
             cause=answer.failure,
             threads_left=answer.threads_left,
+            **_calls(answer),
         )
         done(trajectory, succeeded)
 
 
 def _tell_late(recorder: Emitter, answer: Scored) -> None:
-    recorder.emit("reward.late", id=answer.attempt, threads_left=answer.threads_left)
+    recorder.emit("reward.late", id=answer.attempt, threads_left=answer.threads_left, **_calls(answer))
+
+
+def _calls(answer: Scored) -> dict[str, Any]:
+    """What functions elsewhere took, if any were called."""
+    return {"calls": answer.calls} if answer.calls else {}
 
 
 @dataclass(slots=True)
