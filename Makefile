@@ -12,7 +12,7 @@ CORE := .venv/.core-installed
 DEV := .venv/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart rollart test lint bench recipes docs clean
+.PHONY: help setup quickstart rollart sharing test lint bench recipes docs clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 14
@@ -46,6 +46,9 @@ quickstart: $(CORE) ## train a small agent to play FrozenLake, in a few minutes
 rollart: $(CORE) ## train two tasks on two kinds of devices, and compare with single pools of equal cost
 	@$(PIP) -e ".[tasks]"
 	@$(BIN)/python -m tools.rollart $(if $(LAB),--lab)
+
+sharing: $(CORE) ## three jobs that share one elastic pool of reward processes, against pools of their own
+	@$(BIN)/python -m tools.sharing
 
 test: $(DEV) ## the fast tests
 	@$(BIN)/pytest -n auto --dist worksteal -m "not slow and not llm"

@@ -18,10 +18,24 @@ if TYPE_CHECKING:
 
 pytest.register_assert_rewrite("contracts")
 
+INSTALL_BUBBLEWRAP = "apt-get install bubblewrap"
+"""Part of the reason why a test of sandboxes is skipped (`sandboxes.launcher_or_skip`)."""
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("explore", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line of a run says which tests this machine could not run, and how to make it able to."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput"):
+        return
+    reasons = [str(report.longrepr) for report in reporter.stats.get("skipped", [])]
+    skipped = [reason for reason in reasons if INSTALL_BUBBLEWRAP in reason]
+    if skipped:
+        reporter.write_line(f"{len(skipped)} tests of sandboxes were skipped; to run them: {INSTALL_BUBBLEWRAP}")
 
 
 @pytest.fixture(scope="session")

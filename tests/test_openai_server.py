@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from rollweave.chat_client import ChatClient, Reply
 from rollweave.cli.main import main
 from rollweave.clock import Clock, run_wall
-from rollweave.engines.openai import ChatClient, MessageBook, Reply, ServerEngine
+from rollweave.engines.openai import MessageBook, ServerEngine
 from rollweave.engines.protocol import Completion, Sampling
 from rollweave.errors import ConfigError
 from rollweave.runs.evaluate import evaluate_server
@@ -80,21 +81,23 @@ def test_episodes_are_played_with_the_whole_conversation(monkeypatch: pytest.Mon
 
 
 def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollweave.engines.openai.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("rollweave.chat_client.RETRY_SECONDS", 0.0)
     with serving(503, 429, "fine") as server:
         assert ask(server.url) == Reply("fine", "stop", 3)
     assert len(server.asked) == 3
 
 
-@pytest.mark.parametrize(("code", "message"), [(404, "refuses the request .code 404.*--model"), (503, "after 5 tries")])
+@pytest.mark.parametrize(
+    ("code", "message"), [(404, "refuses the request .code 404.*name of the model"), (503, "after 5 tries")]
+)
 def test_a_server_that_refuses_is_named(code: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollweave.engines.openai.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("rollweave.chat_client.RETRY_SECONDS", 0.0)
     with serving(code) as server, pytest.raises(ConfigError, match=message):
         evaluate_server(server.url, "m", LAKE, tasks=1)
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollweave.engines.openai.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("rollweave.chat_client.RETRY_SECONDS", 0.0)
     with serving("gone soon") as server:
         url = server.url
     with pytest.raises(ConfigError, match=f"{url}/v1 does not answer after 5 tries .*is the server running"):
@@ -103,14 +106,14 @@ def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 def ask(url: str) -> Reply:
     async def main(clock: Clock) -> Reply:
-        return await ChatClient(url, "m").ask([{"role": "user", "content": "hello"}], Sampling())
+        return await ChatClient(url, "m").ask([{"role": "user", "content": "hello"}], max_tokens=16)
 
     return run_wall(main)
 
 
 def test_an_aborted_request_ends_without_an_answer() -> None:
     class Silent(ChatClient):
-        async def ask(self, *arguments: Any) -> Reply:
+        async def ask(self, *arguments: Any, **options: Any) -> Reply:
             asked.set()
             await asyncio.Event().wait()
             raise AssertionError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rollweave.clock import Clock, DeadlineExceeded, run_virtual, run_wall
-from rollweave.config.job import RewardConfig
+from rollweave.config.rewards import RewardConfig
 from rollweave.errors import ConfigError, RewardFailed
 from rollweave.rewards import rules
 from rollweave.rewards.scorer import THREADS_LEFT, NamedReward, Scorer, call_in_thread

@@ -10,6 +10,7 @@ import pytest
 from rollweave.config.scenario import Scenario
 from rollweave.errors import ConfigError
 from rollweave.observability.events import Event
+from rollweave.simulation.costs.measured import engine_costs
 from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.simulate import scenario, simulate
 
@@ -263,6 +264,38 @@ def test_functions_are_paid_for_while_they_work_and_devices_all_the_time() -> No
     assert functions.pool("judge").dollars_per_hour < dedicated.pool("judge").dollars_per_hour
 
 
+def colocated(**judge: Any) -> SimulationResult:
+    pools = [
+        {"name": "rollout", "device": "H20", "count": 4, "role": "rollout"},
+        {"name": "train", "device": "H800", "count": 8, "role": "train"},
+    ]
+    short = {"colocated": True, "answer_tokens": {"type": "constant", "value": 4.0}, **judge}
+    return simulate(make({"preset": "rlvr-judge"}, {"type": "sync+"}, cluster={"pools": pools}, judge=short))
+
+
+def test_a_colocated_judge_needs_no_devices_and_slows_the_engines_beside_it() -> None:
+    alone, beside = colocated(offloaded=0.0, sharing_slowdown=1.0), colocated(offloaded=0.0, sharing_slowdown=1.25)
+    assert alone.step_seconds < beside.step_seconds < 1.25 * alone.step_seconds
+    assert beside.reward_utilisation is not None and 0.0 < beside.reward_utilisation < 1.0
+
+
+def test_layers_in_host_memory_make_a_judge_slower_once_fetching_takes_longer_than_computing() -> None:
+    none, half, all_of_it = (colocated(offloaded=share, sharing_slowdown=1.0) for share in (0.0, 0.5, 1.0))
+    assert none.reward_utilisation is not None and half.reward_utilisation is not None
+    assert all_of_it.reward_utilisation is not None
+    assert none.reward_utilisation < half.reward_utilisation < all_of_it.reward_utilisation
+
+
+def test_layers_on_the_devices_take_room_from_the_kv_cache() -> None:
+    scenario = make({"preset": "rlvr-judge"}, {"type": "sync+"}, judge={"colocated": True, "offloaded": 0.5})
+    pool = scenario.judge_pool
+    assert pool is not None and pool.role == "rollout"
+    less = engine_costs(scenario, pool).kv_tokens
+    apart = engine_costs(make({"preset": "rlvr-judge"}, {"type": "sync+"}), pool).kv_tokens
+    kept = 0.5 * scenario.spec(scenario.judge.model).weight_bytes
+    assert apart - less == pytest.approx(kept / scenario.spec().kv_bytes_per_token, abs=1)
+
+
 def test_a_judge_with_little_room_makes_trajectories_queue() -> None:
     call = {"seconds": {"type": "constant", "value": 20.0}, "concurrency": 1}
     assert judged("H800", 1, **call).step_seconds > judged("H800", 16, **call).step_seconds + 100
@@ -275,6 +308,19 @@ def test_a_judge_with_little_room_makes_trajectories_queue() -> None:
         ({"workload": {"tasks": [{"preset": "chess"}]}}, "no preset chess"),
         ({"workload": {"tasks": []}}, "either tasks or a trace"),
         ({"workload": {"tasks": [{"preset": "rlvr-judge"}]}}, "role: reward"),
+        (
+            {
+                "judge": {"colocated": True},
+                "cluster": {
+                    "pools": [
+                        {"name": "r", "device": "H800", "count": 4, "role": "rollout"},
+                        {"name": "t", "device": "H800", "count": 4, "role": "train"},
+                        {"name": "j", "device": "H800", "count": 4, "role": "reward"},
+                    ]
+                },
+            },
+            "judge.colocated leaves the pool of role reward idle",
+        ),
         ({"warmup": 3}, "leaves nothing"),
         ({"cluster": {"pools": [{"name": "a", "device": "H20", "count": 4, "role": "rollout"}]}}, "one that trains"),
         (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollweave.config.job import RewardConfig
 from rollweave.config.load import load_job
+from rollweave.config.rewards import RewardConfig
 from rollweave.observability.events import read_events
 from rollweave.observability.metrics import read_metrics
 from rollweave.runs.train import train_job

@@ -241,7 +241,7 @@ class Judge(Worker):
     ("kind", "said"),
     [
         (Undecorated, "Undecorated declares no method: put register"),
-        (Remote, r"serverless_url 'fc://judge': only local:// URLs .* come with a later release"),
+        (Remote, r"serverless_url of judge: function begins with fc://, which is no kind of function; there is http"),
         (Clash, r"Clash\.gather: a cluster has a method of that name itself: rename yours"),
         (
             Judge,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("rollout", "fleet", "pipelines", "simulation", "mux")
-FILES = ("rewards/scaling.py",)
+FILES = ("rewards/scaling.py", "rewards/delivery.py")
 """The control plane's own files in folders that are not."""
 
 CLOCK = "ask the injected clock (rollweave.clock)"

@@ -38,6 +38,12 @@ def load_target(target: str, base: Path) -> object:
     return getattr(module, name)
 
 
+def split_scheme(target: str) -> tuple[str, str]:
+    """`pool://file.py:name` is `pool` and `file.py:name`; without a scheme it is empty."""
+    scheme, mark, rest = target.partition("://")
+    return (scheme, rest) if mark else ("", target)
+
+
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The known name that a misspelt one is most like, if any is like it."""
     return next(iter(difflib.get_close_matches(name, list(known), 1)), None)

@@ -23,6 +23,7 @@ from rollweave.cli.eval import evaluate
 from rollweave.cli.inspect import replay, report, status, trace
 from rollweave.cli.jobs import cancel, jobs, submit
 from rollweave.cli.mux import app as mux_app
+from rollweave.cli.reward import app as reward_app
 from rollweave.cli.simulate import plan, profile, simulate
 from rollweave.cli.train import train
 from rollweave.errors import RollweaveError
@@ -43,6 +44,7 @@ for command in (status, replay, report, trace, simulate, doctor, submit, jobs, c
 app.add_typer(env_app, name="env")
 app.add_typer(daemon_app, name="daemon")
 app.add_typer(mux_app, name="mux")
+app.add_typer(reward_app, name="reward")
 if find_spec("rollweave_experiments"):  # a package of its own, which may be left out
     experiments = import_module("rollweave_experiments.cli").app
     app.add_typer(experiments, name="experiments", help="Reproduce the papers' experiments in simulation.")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from rollweave.errors import ConfigError
 from rollweave.targets import nearest
@@ -29,6 +29,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "_rollweave_declared"
 
 
+class ServerlessFunction(NamedTuple):
+    """A function behind a URL that a worker calls."""
+
+    attribute: str
+    """Of the worker."""
+    url: str
+    token: str | None = None
+    """`env:NAME` or `file:PATH`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Declared:
     """What decorators say of one method. Without a mode, a call goes to one worker."""
@@ -36,8 +46,7 @@ class Declared:
     mode: CallMode | None = None
     hw_affinity: Mapping[str, str] = field(default_factory=dict)
     """Tag of a call -> the device class that suits it; `default`: for every other tag."""
-    serverless: tuple[str, str] | None = None
-    """An attribute of the worker that the method calls, and the URL of the function behind it."""
+    serverless: ServerlessFunction | None = None
 
 
 def register(mode: CallMode = "execute_all") -> Callable[[F], F]:
@@ -54,9 +63,10 @@ def hw_mapping(hw_affinity: Mapping[str, str]) -> Callable[[F], F]:
     return _declaring(hw_affinity=dict(hw_affinity))
 
 
-def register_serverless(attribute: str, serverless_url: str) -> Callable[[F], F]:
-    """The method calls `self.<attribute>`, which is a function behind a URL."""
-    return _declaring(serverless=(attribute, serverless_url))
+def register_serverless(attribute: str, serverless_url: str, token: str | None = None) -> Callable[[F], F]:
+    """The method calls `self.<attribute>`, which is a function behind a URL. `token`: `env:NAME` or `file:PATH`, sent
+    to an `http(s)://` function."""
+    return _declaring(serverless=ServerlessFunction(attribute, serverless_url, token))
 
 
 def declared_by(method: object) -> Declared | None:

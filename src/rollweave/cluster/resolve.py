@@ -9,10 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from rollweave.cluster.decorators import Declared
+from pydantic import ValidationError
+
+from rollweave.cluster.decorators import Declared, ServerlessFunction
 from rollweave.config.cluster import ClusterConfig, Pool, Role
+from rollweave.config.rewards import RewardConfig
 from rollweave.errors import ConfigError
-from rollweave.targets import load_target
+from rollweave.rewards.scorer import NamedReward
+from rollweave.targets import load_target, split_scheme
+from rollweave.trajectory import Trajectory
 
 WorkerRole = Literal["train", "generate", "reward", "environment"]
 
@@ -74,11 +79,24 @@ def suiting(tag: str, declared: Declared, pools: Sequence[Pool], living: Sequenc
     return CallChoice(tuple(seat.rank for seat in living), f"{wish}, but no worker is there: any other")
 
 
-def function_at(url: str, base: Path) -> Callable[..., Any]:
-    """The function behind the URL of a `register_serverless`."""
-    if not url.startswith(LOCAL):
+def function_at(function: ServerlessFunction, base: Path) -> Callable[..., Any]:
+    """What a worker calls. A `local://` function takes any arguments; the others are rewards: `async` functions of a
+    trajectory, called as those of a job are (docs/functions.md)."""
+    url, call = function.url, {} if function.token is None else {"token": function.token}
+    if url.startswith(LOCAL):
+        return cast(Callable[..., Any], load_target(url.removeprefix(LOCAL), base))
+    try:
+        config = RewardConfig.model_validate({"function": url, "call": call})
+    except ValidationError as error:
+        why = error.errors()[0].get("ctx", {}).get("error", error.errors()[0]["msg"])
         raise ConfigError(
-            f"serverless_url {url!r}: only {LOCAL} URLs ({LOCAL}rewards.py:score, a function in the worker itself) are "
-            "served today; remote functions come with a later release"
-        )
-    return cast(Callable[..., Any], load_target(url.removeprefix(LOCAL), base))
+            f"serverless_url of {function.attribute}: {why}"
+        ) from None  # without the URL, which may hold a password
+    if not split_scheme(url)[0]:
+        raise ConfigError(f"serverless_url {url!r}: it begins with no kind of function: write {LOCAL}{url}")
+    reward = NamedReward.load(config, base)
+
+    async def invoke(trajectory: Trajectory) -> float:
+        return (await reward(trajectory)).value
+
+    return invoke

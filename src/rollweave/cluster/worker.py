@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from rollweave.cluster.decorators import Declared, declared_by
+from rollweave.cluster.decorators import Declared, ServerlessFunction, declared_by
 from rollweave.cluster.resolve import CallChoice, WorkerRole, WorkerSeat, function_at, seats, suiting
 from rollweave.config.cluster import ClusterConfig
 from rollweave.errors import ConfigError, WorkerDied, WorkersFailed
@@ -70,8 +70,8 @@ class _Shell:
     async def ready(self) -> None:
         """Make the worker. Not done when the actor is made: what fails there cannot be told from a crash."""
         self._worker = self._make()
-        for attribute, url in self._functions.items():
-            setattr(self._worker, attribute, function_at(url, self._base))
+        for attribute, function in self._functions.items():
+            setattr(self._worker, attribute, function_at(function, self._base))
 
     async def invoke(self, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
         result = getattr(self._worker, method)(*arguments, **options)
@@ -116,8 +116,8 @@ class Cluster(Generic[W]):
         self._handles: list[_Handle] = []
         self._open: Counter[int] = Counter()
         """Rank -> calls that it has not answered."""
-        for url in _functions(kind).values():
-            function_at(url, base)  # refused before anything starts
+        for function in _functions(kind).values():
+            function_at(function, base)  # refused before anything starts
 
     async def __aenter__(self) -> Cluster[W]:
         try:
@@ -252,9 +252,10 @@ def _methods(kind: type[Worker]) -> dict[str, Declared]:
     return methods
 
 
-def _functions(kind: type[Worker]) -> dict[str, str]:
-    """Attribute -> URL."""
-    return dict(declared.serverless for declared in _methods(kind).values() if declared.serverless is not None)
+def _functions(kind: type[Worker]) -> dict[str, ServerlessFunction]:
+    """By attribute."""
+    found = (declared.serverless for declared in _methods(kind).values())
+    return {function.attribute: function for function in found if function is not None}
 
 
 def _parts(name: str, arguments: Sequence[Any], workers: int) -> list[list[Any]]:

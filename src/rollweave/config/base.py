@@ -18,6 +18,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from rollweave.targets import split_scheme
+
 
 class Section(BaseModel):
     """A part of a file: strict (no unknown keys, no converted types), frozen, documented under each field."""
@@ -71,12 +73,16 @@ def _absolute(name: str, info: ValidationInfo) -> str:
 
 
 def _absolute_target(target: str, info: ValidationInfo) -> str:
-    file, colon, name = target.rpartition(":")
-    return f"{_absolute(file, info)}:{name}" if colon and file.endswith(".py") else target
+    scheme, place = split_scheme(target)
+    file, colon, name = place.rpartition(":")
+    if not colon or not file.endswith(".py") or scheme in ("http", "https"):
+        return target
+    return f"{scheme}://{_absolute(file, info)}:{name}" if scheme else f"{_absolute(file, info)}:{name}"
 
 
 FileName = Annotated[str, AfterValidator(_absolute)]
 """A file or folder, relative to the job file."""
 
 Target = Annotated[str, AfterValidator(_absolute_target)]
-"""`file.py:name`, relative to the job file; or `package.module:name`, which is left as it is."""
+"""`file.py:name`, relative to the job file; or `package.module:name`, which is left as it is. A reward's may begin with
+the kind of its function, as in `pool://file.py:name`."""

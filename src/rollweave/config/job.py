@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import FileName, PlainText, Section, Target
+from rollweave.config.base import FileName, PlainText, Section
 from rollweave.config.cluster import ClusterConfig
 from rollweave.config.control import (
     TURNS_REFUSE_STREAM,
@@ -27,6 +27,7 @@ from rollweave.config.control import (
 )
 from rollweave.config.engines import EngineConfig, TorchEngineConfig, VllmEngineConfig
 from rollweave.config.environments import EnvironmentConfig, PythonEnvironmentConfig, task_names
+from rollweave.config.rewards import RewardConfig
 from rollweave.config.training import TrainingConfig
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -117,21 +118,6 @@ ModelConfig = Annotated[
     Field(discriminator="type"),
     PlainText(model_from_text, "tiny, smollm2, ./folder or organisation/name of the hub"),
 ]
-
-
-# -------------------------------------------------------------------------------------------------- rewards
-
-
-class RewardConfig(Section):
-    """A reward function of your own, added to the environment's step rewards."""
-
-    function: Target
-    """`file.py:name`: takes a Trajectory, returns a float or a RewardResult."""
-    name: str = ""
-    """Shown in metrics as reward/<name>; default: the function's name."""
-    weight: float = 1.0
-    tasks: tuple[str, ...] = ()
-    """Names of the tasks that it scores; none: all."""
 
 
 # ----------------------------------------------------------------------------------- where it runs
@@ -233,7 +219,8 @@ class Job(Section):
     def _check_command(self) -> str:
         config = self.environment
         name = config.target if isinstance(config, PythonEnvironmentConfig) else config.type
-        return " ".join(["rollweave env check", name, *(f"--reward {reward.function}" for reward in self.rewards)])
+        functions = [reward.function for reward in self.rewards if reward.function]
+        return " ".join(["rollweave env check", name, *(f"--reward {function}" for function in functions)])
 
     @model_validator(mode="after")
     def _check_contradictions(self) -> Job:
@@ -260,6 +247,12 @@ class Job(Section):
                 f"{self.training.advantage.type} advantages do not compare the members of a group and learn from those "
                 "too: set rollout.filter=none, or training.advantage.type=grpo"
             )
+        for reward in self.rewards:
+            if reward.code is not None and reward.code.total_timeout >= self.rollout.deadlines.reward:
+                raise ValueError(
+                    f"rollout.deadlines.reward is {self.rollout.deadlines.reward:g}, but a code reward may take "
+                    f"{reward.code.total_timeout:g} s: raise it, or lower total_timeout of the reward"
+                )
         return self
 
     def _check_stream(self) -> None:
@@ -297,7 +290,7 @@ class Job(Section):
             for task in reward.tasks:
                 if task not in (names := task_names(self.environment)):
                     raise ValueError(
-                        f"rewards: {reward.function} is for the task {task!r}, but the job has {', '.join(names)}: "
+                        f"rewards: {reward.shown_name} is for the task {task!r}, but the job has {', '.join(names)}: "
                         "name one of these, or give the member of environment.of that name"
                     )
 

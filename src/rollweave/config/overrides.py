@@ -10,6 +10,7 @@ the section has exactly those two keys.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +38,9 @@ def apply_overrides(document: Document, overrides: Sequence[Override], root: typ
 
 
 def parse_override(text: str) -> Override:
-    name = f"override '{text}'"
     key, equals, value = text.partition("=")
+    shown = f"{key}=..." if re.search(r"\btoken\b", text) else text  # in case it is the secret itself
+    name = f"override '{shown}'"
     keys = key.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"{name}: expected key=value, for example training.steps=50")

@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rollweave.config.base import NonNegative, Section
-from rollweave.config.cluster import ClusterConfig
+from rollweave.config.base import NonNegative, Section, Share
+from rollweave.config.cluster import ClusterConfig, Pool
 from rollweave.config.control import (
     TURNS_REFUSE_STREAM,
     ControlConfig,
@@ -85,6 +85,14 @@ class JudgeConfig(Section):
     """Seconds until a new function instance answers; none: the value in the constants. Only on `serverless` pools."""
     idle_seconds: NonNegative = 60.0
     """A function instance that was idle for so long is shut down and costs nothing any more."""
+    colocated: bool = False
+    """The judge computes beside the engines of the first pool that generates, on the same devices, and there is no pool
+    of role `reward` (RollPacker)."""
+    offloaded: Share = 0.5
+    """Share of a colocated judge's layers that lie in host memory. They are fetched layer by layer while others
+    compute; the rest takes room from the engines' KV caches."""
+    sharing_slowdown: Annotated[float, Field(ge=1.0)] = 1.25
+    """How many times as long an engine and a colocated judge take while both compute. RollPacker: at most 1.25."""
 
 
 class OutageConfig(Section):
@@ -128,6 +136,12 @@ class Scenario(Section):
         return find_model(name or self.model, self.models)
 
     @property
+    def judge_pool(self) -> Pool | None:
+        """Where the judge computes, if there is one."""
+        roles = ("rollout", "colocated", "decode") if self.judge.colocated else ("reward",)
+        return next((pool for pool in self.cluster.pools if pool.role in roles), None)
+
+    @property
     def control(self) -> ControlConfig:
         """The part that drives the control plane, which is the same as a job's."""
         admitted = int(self.rollout.groups_per_step * self.rollout.group_size * (1 + self.pipeline.alpha))
@@ -149,6 +163,8 @@ class Scenario(Section):
         find_model(self.judge.model, self.models, key="judge.model")
         if self.training.stream and self.cluster.of_role("colocated"):
             raise ValueError(TURNS_REFUSE_STREAM)
+        if self.judge.colocated and self.cluster.of_role("reward"):
+            raise ValueError("judge.colocated leaves the pool of role reward idle: remove one of the two")
         if self.warmup >= self.training.steps:
             raise ValueError(
                 f"warmup {self.warmup} leaves nothing of {self.training.steps} steps: lower it or raise training.steps"

@@ -11,8 +11,8 @@ from rollweave.clock import Clock
 from rollweave.config import schema
 from rollweave.config.document import Document
 from rollweave.config.environments import SingleEnvironment, environment_from_text
-from rollweave.config.job import RewardConfig
 from rollweave.config.load import check_document
+from rollweave.config.rewards import RewardConfig
 from rollweave.environments.check import CheckReport, EnvironmentCheck, text_of
 from rollweave.environments.isolation import EnvironmentPool
 from rollweave.environments.latency import LateEnvironments, latencies
@@ -71,6 +71,7 @@ async def check_target(
         return await EnvironmentCheck(late, source(config, seed, base), scorer, seed=seed, **limits).run()
     finally:
         await pool.close()
+        await scorer.aclose()
 
 
 async def play_target(

@@ -14,9 +14,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from rollweave.environments.child import Child, ChildDied
 from rollweave.environments.protocol import MakeEnvironment, Observation, StepResult
 from rollweave.errors import EnvironmentFailed, RollweaveError
+from rollweave.process.child import Child, ChildDied
 from rollweave.tasks import Task
 
 
@@ -54,7 +54,7 @@ class EnvironmentPool:
     async def _start_child(self) -> Child:
         import cloudpickle  # type: ignore[import-untyped]  # comes with gymnasium; also carries classes that a notebook defines
 
-        child = await Child.start(cloudpickle.dumps(self._factory))
+        child = await Child.start(cloudpickle.dumps(self._factory), EnvironmentFailed)
         if self._closed:
             child.kill()
         self.children.append(child)

@@ -22,6 +22,7 @@ from rollweave.observability.meters import (
     FILTERED,
     LOST,
     TRAINED,
+    CallMeter,
     LoopTime,
     QueueMeter,
     RewardMeter,
@@ -45,6 +46,7 @@ class Accountant:
         self.queue = QueueMeter()
         self.slots = SlotMeter()
         self.rewards = RewardMeter()
+        self.calls = CallMeter()
         self.served = ServedMeter()
         self.work = OpenWork()
         self.loop = LoopTime()
@@ -70,6 +72,7 @@ class Accountant:
             **self.queue.sample(),
             **self.slots.sample(now),
             **self.rewards.sample(),
+            **self.calls.sample(),
             **self.served.sample(),
             **{f"restarts/{worker}": count for worker, count in self.restarts.items()},
             "time/sync": self._sync_seconds,
@@ -129,16 +132,21 @@ class Accountant:
                 self.served.end(data["id"], data["tokens"])
             case "reward.begin":
                 self.rewards.begin()
+                self.calls.begin(data["rewards"])
                 self.work.scoring[data["id"]] = OpenReward(data["group"], time, tuple(data["rewards"]))
             case "reward.end":
+                self.calls.add(data.get("calls", {}))
                 if (reward := self.work.scoring.pop(data["id"], None)) is not None:
                     self.rewards.end(time - reward.since, data["threads_left"])
+                    self.calls.end(reward.names)
             case "reward.again":
                 self.rewards.again()
             case "reward.late":
                 self.rewards.late(data["threads_left"])
+                self.calls.add(data.get("calls", {}))
             case "attempt.end":
-                self.work.scoring.pop(data["id"], None)  # if it was given up
+                if (reward := self.work.scoring.pop(data["id"], None)) is not None:  # it was given up
+                    self.calls.end(reward.names)
                 self.tokens.book(data["id"], data["end"], data["tokens"])
                 if data["end"] == TRAINED:
                     self.bias.train(data["id"])

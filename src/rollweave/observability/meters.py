@@ -3,6 +3,7 @@
 QueueMeter   the queue of complete groups between rollout and trainer
 SlotMeter    free slots, and whether the staleness bound kept them free
 RewardMeter  how long rewards took that were computed after their episode
+CallMeter    what the calls of reward functions elsewhere took
 ServedMeter  which pool served which task
 TokenBooks   how every sampled token ended
 LoopTime     what the run's loop is doing now, and how much time each phase has taken
@@ -13,6 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import fmean
+from typing import Any
+
+import numpy as np
 
 from rollweave.observability.catalogue import part
 
@@ -122,6 +126,70 @@ class SlotMeter:
         self._room_seconds += passed * self.slots
         if self._refused:
             self._pressed_seconds += passed
+
+
+class CallMeter:
+    """Measures the calls of reward functions that are not local, by reward. Every try of every call is in it once:
+    `calls + retries + hedges` is the number of tries, and so is the sum of the `tries/<end>`."""
+
+    def __init__(self) -> None:
+        self._in_flight: Counter[str] = Counter()
+        self._instances: dict[tuple[str, str], tuple[float, float]] = {}
+        """By reward and pool: busy and paid seconds, the last that are known."""
+        self._clear()
+
+    def begin(self, rewards: Iterable[str]) -> None:
+        for name in rewards:
+            self._in_flight[name] += 1
+            self._most[name] = max(self._most[name], self._in_flight[name])
+
+    def end(self, rewards: Iterable[str]) -> None:
+        self._in_flight.subtract(rewards)
+
+    def add(self, calls: Mapping[str, Mapping[str, Any]]) -> None:
+        """The calls of one trajectory."""
+        for name, call in calls.items():
+            if not call["tries"]:  # given up before the first one
+                continue
+            sums = self._sums.setdefault(name, Counter())
+            sums["calls"] += 1
+            sums["hedges"] += call["hedges"]
+            sums["retries"] += sum(call["tries"].values()) - 1 - call["hedges"]
+            for end, tries in call["tries"].items():
+                sums[f"tries/{end}"] += tries
+            for what in ("cold_starts", "function_seconds", "cost", "breaker_opened", "breaker_seconds"):
+                sums[what] += call[what]
+            self._seconds.setdefault(name, []).append(call["seconds"])
+            if (used := call["instances"]) is not None:
+                self._use(name, used)
+
+    def _use(self, name: str, used: Mapping[str, Any]) -> None:
+        place, now = (name, used["pool"]), (used["busy"], used["paid"])
+        before = self._instances.get(place, (0.0, 0.0))
+        if now > before:  # answers overtake each other
+            self._instances[place] = now
+            busy, paid = self._used.get(name, (0.0, 0.0))
+            self._used[name] = (busy + now[0] - before[0], paid + now[1] - before[1])
+
+    def sample(self) -> dict[str, float]:
+        """Of the calls that ended since the last sample."""
+        row: dict[str, float] = {}
+        for name, sums in self._sums.items():
+            key = f"function/{part(name)}"
+            row |= {f"{key}/{what}": value for what, value in sums.items()}
+            row |= {f"{key}/seconds_p{q}": float(np.percentile(self._seconds[name], q)) for q in (50, 90, 99)}
+            row[f"{key}/in_flight_max"] = self._most[name]
+            busy, paid = self._used.get(name, (0.0, 0.0))
+            if paid:
+                row[f"{key}/utilisation"] = busy / paid
+        self._clear()
+        return row
+
+    def _clear(self) -> None:
+        self._sums: dict[str, Counter[str]] = {}
+        self._seconds: dict[str, list[float]] = {}
+        self._used: dict[str, tuple[float, float]] = {}
+        self._most = Counter({name: count for name, count in self._in_flight.items() if count > 0})
 
 
 class RewardMeter:

@@ -107,6 +107,7 @@ def reward_seconds(scorer: Scorer, trajectories: Sequence[Trajectory]) -> float:
     async def score() -> None:
         for trajectory in chosen:
             await scorer.score(trajectory)
+        await scorer.aclose()
 
     began = time.perf_counter()
     asyncio.run(score())

@@ -1,16 +1,17 @@
 """The protocol through which the driver asks for rewards, and the answer that comes back.
 
 `rollout/scoring.py` decides which trajectories wait for a reward and asks a `RewardBackend`. A real run has one today,
-`HostBackend`: a host computes the reward. A back end on other machines would use the same protocol.
+`HostBackend`: a host computes the reward, or calls the function that does (`rewards/remote.py`), because the trajectory
+lies there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from rollweave.rewards.scorer import PARTS, THREADS_LEFT
+from rollweave.rewards.scorer import CALLS, PARTS, THREADS_LEFT
 from rollweave.trajectory import Trajectory
 
 NOT_WANTED = "not wanted any more"
@@ -28,14 +29,16 @@ class Scored:
     """Why there is no reward, and will be none."""
     threads_left: int = 0
     """Plain functions that were given up and still run in their threads."""
+    calls: dict[str, Any] = field(default_factory=dict)
+    """By reward: what the calls of functions elsewhere took (`CallReport`)."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, failure: str | None = None) -> Scored:
         """What a scorer made of this trajectory."""
-        threads_left = trajectory.info.pop(THREADS_LEFT, 0)
+        beside = {"threads_left": trajectory.info.pop(THREADS_LEFT, 0), "calls": trajectory.info.pop(CALLS, {})}
         if failure is not None:
-            return cls(trajectory.id, failure=failure, threads_left=threads_left)
-        return cls(trajectory.id, trajectory.rewards, trajectory.info.get(PARTS, {}), threads_left=threads_left)
+            return cls(trajectory.id, failure=failure, **beside)
+        return cls(trajectory.id, trajectory.rewards, trajectory.info.get(PARTS, {}), **beside)
 
     def fill_in(self, trajectory: Trajectory) -> None:
         """Write the answer into the trajectory it belongs to."""

@@ -26,8 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollweave.config.job import RewardConfig
+from rollweave.clock import Clock
+from rollweave.config.rewards import READY_REWARDS, RewardConfig
 from rollweave.errors import ConfigError, RewardFailed, first_cause
+from rollweave.seeds import derive
 from rollweave.targets import blame, load_target
 from rollweave.trajectory import Trajectory
 
@@ -47,6 +49,9 @@ PARTS = "reward_parts"
 
 THREADS_LEFT = "reward_threads_left"
 """Where `trajectory.info` counts plain functions that were given up while they ran: a thread cannot be stopped."""
+
+CALLS = "reward_calls"
+"""Where `trajectory.info` keeps what the calls of functions elsewhere took, by name (`CallReport`)."""
 
 CallPlain = Callable[[Callable[[Trajectory], Any], Trajectory], Awaitable[Any]]
 """How a plain function is called from the loop."""
@@ -94,12 +99,12 @@ class NamedReward:
     """Names of the tasks that it scores; none: all."""
 
     @classmethod
-    def load(cls, config: RewardConfig, base: Path) -> NamedReward:
-        function = load_target(config.function, base)
+    def load(cls, config: RewardConfig, base: Path, clock: Clock | None = None, seed: int = 0) -> NamedReward:
+        """`clock` and `seed` are for a function that is called elsewhere."""
+        function = _load(config, base, clock or Clock(), seed)
         if not callable(function):
             raise ConfigError(f"{config.function} is a {type(function).__name__}: name a function of a trajectory")
-        name = config.name or config.function.rpartition(":")[2]
-        return cls(name, function, config.weight, config.function, config.tasks)
+        return cls(config.shown_name, function, config.weight, config.function or config.shown_name, config.tasks)
 
     def scores(self, trajectory: Trajectory) -> bool:
         return not self.tasks or trajectory.task.environment in self.tasks
@@ -133,6 +138,17 @@ class NamedReward:
             raise RewardFailed(f"{self.target} raised for {trajectory.id}: {blame(error, file)}") from error
 
 
+def _load(config: RewardConfig, base: Path, clock: Clock, seed: int) -> object:
+    if (ready := config.ready) is not None:
+        make: Any = load_target(READY_REWARDS[ready], base)
+        return make(getattr(config, ready))
+    if config.scheme == "local":
+        return load_target(config.function.removeprefix("local://"), base)
+    from rollweave.rewards.remote import RemoteReward  # it imports this module
+
+    return RemoteReward(config, base, clock, derive(seed, "reward", config.shown_name))
+
+
 class Scorer:
     """Fills in `trajectory.rewards` by name, weighted; parts that functions name go to `trajectory.info`."""
 
@@ -142,8 +158,10 @@ class Scorer:
         base: Path,
         given: Sequence[NamedReward] = (),
         call_plain: CallPlain = call_on_loop,
+        clock: Clock | None = None,
+        seed: int = 0,
     ) -> None:
-        self.rewards = [*(NamedReward.load(config, base) for config in rewards), *given]
+        self.rewards = [*(NamedReward.load(config, base, clock, seed) for config in rewards), *given]
         self._call_plain = call_plain
         taken = {ENVIRONMENT}
         for reward in self.rewards:
@@ -154,6 +172,12 @@ class Scorer:
     def awaited(self, trajectory: Trajectory) -> tuple[str, ...]:
         """The named rewards of its task. Without any, `score` does not wait for anything."""
         return tuple(reward.name for reward in self.rewards if reward.scores(trajectory))
+
+    async def aclose(self) -> None:
+        """End the processes and connections of functions that are called elsewhere."""
+        for reward in self.rewards:
+            if (aclose := getattr(reward.function, "aclose", None)) is not None:
+                await aclose()
 
     async def score(self, trajectory: Trajectory) -> None:
         rewards = [reward for reward in self.rewards if reward.scores(trajectory)]

@@ -116,5 +116,5 @@ class EnvHost:
                 raise
             scored = Scored.of(trajectory, failure=NOT_WANTED)
         wanted = self._scoring.pop(call, None) is not None
-        if wanted or scored.threads_left:  # threads that are left behind count, whatever was wanted
+        if wanted or scored.threads_left or scored.calls:  # what was left behind or paid for counts, wanted or not
             self.link.say(f"scored.{call}", scored)

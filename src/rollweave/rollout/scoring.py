@@ -13,6 +13,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollweave.observability.events import Emitter
 from rollweave.rewards.dispatch import NOT_WANTED, RewardBackend, Scored
@@ -56,12 +57,18 @@ class Scoring:
             reward=trajectory.reward if succeeded else None,
             cause=answer.failure,
             threads_left=answer.threads_left,
+            **_calls(answer),
         )
         done(trajectory, succeeded)
 
 
 def _tell_late(recorder: Emitter, answer: Scored) -> None:
-    recorder.emit("reward.late", id=answer.attempt, threads_left=answer.threads_left)
+    recorder.emit("reward.late", id=answer.attempt, threads_left=answer.threads_left, **_calls(answer))
+
+
+def _calls(answer: Scored) -> dict[str, Any]:
+    """What functions elsewhere took, if any were called."""
+    return {"calls": answer.calls} if answer.calls else {}
 
 
 @dataclass(slots=True)

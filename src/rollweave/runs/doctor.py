@@ -20,6 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from rollweave.errors import ConfigError
+
 Grade = Literal["ok", "warning", "broken"]
 
 PACKAGES = ("torch", "transformers", "safetensors", "ray", "gymnasium", "numpy", "pydantic", "tensorboard")
@@ -27,6 +29,7 @@ EXTRAS = {
     "smollm2": ("the model smollm2-135m, a real LLM without a hub", ("gguf", "accelerate")),
     "parquet": ("prompt files in parquet", ("pyarrow",)),
     "lora": ("LoRA (training.lora)", ("peft",)),
+    "math": ("math rewards", ("math_verify",)),
     "vllm-cpu": ("vLLM as the engine (for GPUs: the extra vllm)", ("vllm",)),
 }
 UNTESTED_ON_GPU = (
@@ -93,6 +96,7 @@ def examine() -> list[Finding]:
         check_float32(torch),
         check_bfloat16(torch),
         check_gpu(torch, probe(DEVICE_TEST, DEVICE_SECONDS) if torch.found.get("gpus") else None),
+        check_sandbox(),
         *(check_extra(name) for name in EXTRAS),
     ]
 
@@ -183,6 +187,17 @@ def check_ray(ray: Probe) -> Finding:
     if ray.ending:
         return Finding("ray imports", "broken", ray.ending, "reinstall it, or use runtime.type=inline")
     return Finding("ray imports", "ok", "yes")
+
+
+def check_sandbox() -> Finding:
+    """Whether code rewards can shut programs in."""
+    from rollweave.rewards.code.launch import INSTALL, Launcher
+
+    try:
+        return Finding("sandbox", "ok", f"code rewards: {Launcher().describe()}")
+    except ConfigError as error:
+        fix = f"{INSTALL}, if you want code rewards" if INSTALL in str(error) else "only code rewards need it"
+        return Finding("sandbox", "warning", str(error), fix)
 
 
 # ------------------------------------------------------------------------------------------------ arithmetic

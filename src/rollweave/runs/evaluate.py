@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -10,10 +11,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rollweave.chat_client import ChatClient
 from rollweave.clock import Clock, run_wall
 from rollweave.config.job import HUB_NAME, Job, TinyModel
 from rollweave.config.load import load_job, parse_text
-from rollweave.engines.openai import ChatClient, MessageBook, ServerEngine
+from rollweave.engines.openai import MessageBook, ServerEngine
 from rollweave.environments.registry import EnvironmentFactory, source
 from rollweave.errors import ConfigError, first_cause
 from rollweave.fleet.fleet import EngineEntry, Fleet
@@ -130,7 +132,7 @@ async def _start_server(
     from rollweave.runtimes.inline import start_host
 
     book = MessageBook()
-    async with aclosing(ChatClient(url, str(blueprint.policy))) as client:
+    async with aclosing(ChatClient(url, str(blueprint.policy), os.environ.get("OPENAI_API_KEY"))) as client:
         fleet.join(EngineEntry("server/1", ServerEngine(client, book)))
         async with start_host(blueprint, fleet, dispatcher, clock, book):
             yield ()

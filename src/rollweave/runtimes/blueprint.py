@@ -132,11 +132,19 @@ class Blueprint:
         if slow := latencies(self.job.environment):
             environments = LateEnvironments(environments, slow, clock)
         call_plain = call_on_loop if clock.is_virtual else call_in_thread
-        scorer = Scorer(self.job.rewards, Path(), self.rewards, call_plain)
+        scorer = Scorer(self.job.rewards, Path(), self.rewards, call_plain, clock, self.job.seed)
         barrier = TurnBarrier() if self.job.control.has_barrier else None
         limits = turn_limits(self.job.environment)
         dialogue = dialogue or ChatFormat.of(self.policy)
         return Stage(clock, proxy, environments, dialogue, scorer, rollout, barrier, limits)
+
+
+async def close_stage(stage: Stage) -> None:
+    """End the processes and connections of a stage's environments and rewards."""
+    if isinstance(stage.scorer, Scorer):
+        await stage.scorer.aclose()
+    if isinstance(stage.environment, EnvironmentPool | LateEnvironments):
+        await stage.environment.close()
 
 
 def start_runtime(

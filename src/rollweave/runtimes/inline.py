@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING, NoReturn
 from rollweave.clock import Clock
 from rollweave.config.job import InlineRuntime, Job, RayRuntime
 from rollweave.engines.loop import StepSeconds
-from rollweave.environments.isolation import EnvironmentPool
-from rollweave.environments.latency import LateEnvironments
 from rollweave.errors import EngineGone
 from rollweave.fleet.fleet import EngineEntry, Fleet
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.rollout.dispatcher import Dispatcher
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.manager import Dialogue
-from rollweave.runtimes.blueprint import Blueprint, cores
+from rollweave.runtimes.blueprint import Blueprint, close_stage, cores
 from rollweave.runtimes.layout import EngineSeat, engine_seats
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics, Trainer
@@ -143,8 +141,7 @@ async def start_host(
             yield
         finally:
             running.cancel()
-            if isinstance(stage.environment, EnvironmentPool | LateEnvironments):
-                await stage.environment.close()
+            await close_stage(stage)
 
 
 def _seats(job: Job) -> tuple[EngineSeat, ...]:

@@ -19,15 +19,13 @@ from typing import Any, Generic, TypeVar
 
 from rollweave.clock import Clock, Waiting
 from rollweave.engines.protocol import Completion, KvAsk, KvRows
-from rollweave.environments.isolation import EnvironmentPool
-from rollweave.environments.latency import LateEnvironments
 from rollweave.errors import EngineGone, WorkerDied
 from rollweave.fleet.fleet import EngineId, EngineInfo, FleetUpdate
 from rollweave.fleet.proxy import LLMProxy
 from rollweave.observability.memory import resident_mb
 from rollweave.rollout.host import EnvHost
 from rollweave.rollout.link import Packet
-from rollweave.runtimes.blueprint import Blueprint
+from rollweave.runtimes.blueprint import Blueprint, close_stage
 from rollweave.runtimes.ray_clients import Mishaps, Orders, RayEngineClient, WorkerHandle
 from rollweave.training.checkpoint import DriverFiles
 from rollweave.training.protocol import Metrics
@@ -193,8 +191,7 @@ class HostWorker:
                     tasks.create_task(engine.run())
                 await self._host.run()
         finally:
-            if isinstance(self._stage.environment, EnvironmentPool | LateEnvironments):
-                await self._stage.environment.close()
+            await close_stage(self._stage)
 
     async def receive(self, packet: Packet[Any]) -> None:
         with self._mishaps.noticed():

@@ -14,6 +14,7 @@ from rollweave.config.environments import PythonEnvironmentConfig
 from rollweave.config.job import Job
 from rollweave.environments.registry import members
 from rollweave.errors import ConfigError
+from rollweave.targets import split_scheme
 
 MOST_CODE_MB = 32.0
 """Of Python files in the folder of one that the job names. More of them is not a job's code but a mistake."""
@@ -39,7 +40,7 @@ def pack_luggage(job: Job, policy: Path) -> list[Luggage]:
 
 
 def _code_folders(job: Job) -> list[Path]:
-    targets = [reward.function for reward in job.rewards]
+    targets = [split_scheme(reward.function)[1] for reward in job.rewards]
     for environment in members(job.environment).values():
         if isinstance(environment, PythonEnvironmentConfig):
             targets.append(environment.target)

@@ -120,5 +120,5 @@ def make_workload(config: WorkloadConfig, seed: int, tasks: TaskSource | None = 
 
 def _check_judge(scenario: Scenario) -> None:
     tasks = [resolve(task) for task in scenario.workload.tasks]
-    if any(task.judged for task in tasks) and not scenario.cluster.of_role("reward"):
+    if any(task.judged for task in tasks) and scenario.judge_pool is None:
         raise ConfigError("workload.tasks: some are judged, but cluster.pools has none with role: reward")

@@ -44,7 +44,7 @@ def engine_costs(scenario: Scenario, pool: Pool) -> EngineCosts:
     model, size = scenario.spec(), pool.tensor_parallel
     costs = EngineCosts(model, scenario.cluster.device(pool), scenario.constants, size)
     costs.slots = pool.slots or costs.slots
-    costs.kv_tokens = pool.kv_tokens or costs.kv_tokens
+    costs.kv_tokens = pool.kv_tokens or costs.kv_tokens - _judge_tokens(scenario, pool)
     if costs.kv_tokens <= 0:
         raise ConfigError(
             f"pool {pool.name}: {model.name} does not fit into {size} x {pool.device} "
@@ -53,6 +53,14 @@ def engine_costs(scenario: Scenario, pool: Pool) -> EngineCosts:
     if found := measured(scenario, pool):
         costs = MeasuredEngine(costs, found.engine, contention(scenario, pool).engine)
     return costs
+
+
+def _judge_tokens(scenario: Scenario, pool: Pool) -> int:
+    """Tokens of the KV cache whose room the layers of a colocated judge take."""
+    if not scenario.judge.colocated or pool is not scenario.judge_pool:
+        return 0
+    kept = (1.0 - scenario.judge.offloaded) * scenario.spec(scenario.judge.model).weight_bytes
+    return int(kept / scenario.spec().kv_bytes_per_token)
 
 
 def training_costs(scenario: Scenario) -> TrainingCosts:

@@ -50,6 +50,7 @@ class GpuEngine(ModelledEngine):
         super().__init__(clock, number, weights)
         self._costs, self._slowdown = costs, slowdown or Slowdown()
         self._batch = ContinuousBatch(costs, in_flight, prefix_cache)
+        self._shared = 1.0
         self._slow_down(version=0)
         self._in_flight = in_flight
         self._script = script
@@ -115,8 +116,21 @@ class GpuEngine(ModelledEngine):
         elif self._in_flight == "recompute":
             self._batch.recompute_all()
 
+    def share(self, factor: float) -> None:
+        """Another program computes on its devices from the next step on, and all takes so many times as long; 1: it has
+        ended."""
+        if factor == self._shared:
+            return
+        self._shared = factor
+        if not self._standing:
+            self._batch.to_boundary(self._clock.now())
+        self._slow_down(self._batch.versions.current)
+        if not self._standing:
+            self._plan()
+
     def _slow_down(self, version: int) -> None:
-        factors = self._slowdown.at(Version(version).number)
+        prefill, decode = self._slowdown.at(Version(version).number)
+        factors = (prefill * self._shared, decode * self._shared)
         self._batch.change_costs(self._costs if factors == (1.0, 1.0) else SlowedEngine(self._costs, *factors))
 
     @property

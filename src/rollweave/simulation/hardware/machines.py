@@ -22,7 +22,7 @@ from rollweave.simulation.costs.training import TrainingCosts
 from rollweave.simulation.faults import EnginePlace, Enter
 from rollweave.simulation.hardware.engine import GpuEngine
 from rollweave.simulation.hardware.environment import Scripts, WorkloadRewards, environments
-from rollweave.simulation.hardware.judge import Judge
+from rollweave.simulation.hardware.judge import Judge, ShareDevices
 from rollweave.simulation.hardware.modelled import simulated_fingerprint
 from rollweave.simulation.hardware.prefill import PrefillEngine
 from rollweave.simulation.workloads.episode import Workload
@@ -96,13 +96,15 @@ class Machines:
         self._recorder = recorder
         self._scripts = Scripts()
         self._weights = weight_times(scenario)
-        self.judge = judge or make_judge(scenario, clock)
+        self.judge = judge or make_judge(scenario, clock, self._share_engine)
         self.core = GpuTrainer(clock, training_costs(scenario), self._weights.publish)
         """The trainer itself, whatever it is wrapped in."""
         shared = bool(scenario.cluster.of_role("colocated"))
         self.trainer: Trainer = AlternatingTrainer(self.core, fleet) if shared else self.core
         self.engines: list[GpuEngine | PrefillEngine] = []
         """All that ever were, in order of joining."""
+        self._beside_judge: dict[int, GpuEngine] = {}
+        """Engines of the pool that a colocated judge computes on, by place."""
         generating = [pool for pool in scenario.cluster.pools if pool.role in GENERATES]
         self.places = [place for pool in generating for place in self._places(pool)]
         for place in self.places:
@@ -124,9 +126,18 @@ class Machines:
                 f"{longest} (rollout.max_context): raise tensor_parallel or lower max_context"
             )
         make = partial(self._make_engine, pool, costs)
-        return [EnginePlace(self._fleet, pool.name, number, make, _enter(pool)) for number in range(pool.workers)]
+        return [
+            EnginePlace(self._fleet, pool.name, number, partial(make, number), _enter(pool))
+            for number in range(pool.workers)
+        ]
 
-    def _make_engine(self, pool: Pool, costs: EngineCosts) -> GpuEngine | PrefillEngine:
+    def _share_engine(self, place: int, factor: float) -> None:
+        """The engine that is in this place of the judge's pool, if one is, shares its devices."""
+        engine = self._beside_judge.get(place)
+        if engine is not None:
+            engine.share(factor)
+
+    def _make_engine(self, pool: Pool, costs: EngineCosts, place: int) -> GpuEngine | PrefillEngine:
         """Also the successor of one that died."""
         number = len(self.engines)
         engine = (
@@ -145,6 +156,8 @@ class Machines:
             )
         )
         self.engines.append(engine)
+        if pool is self._scenario.judge_pool and isinstance(engine, GpuEngine):
+            self._beside_judge[place] = engine
         return engine
 
 
@@ -155,6 +168,7 @@ def _enter(pool: Pool) -> Enter:
     return partial(EngineEntry, pool=pool.name, device=pool.device, tasks=pool.tasks, role=role)
 
 
-def make_judge(scenario: Scenario, clock: Clock) -> Judge | None:
-    pools = scenario.cluster.of_role("reward")
-    return Judge(scenario, pools[0], clock) if pools else None
+def make_judge(scenario: Scenario, clock: Clock, share: ShareDevices | None = None) -> Judge | None:
+    """`share` is told when a colocated judge computes beside an engine."""
+    pool = scenario.judge_pool
+    return Judge(scenario, pool, clock, share) if pool else None

@@ -155,7 +155,8 @@ class RecordedRewards:
         """As `reward.end` says."""
         if done := self._open.pop(end["id"], None):
             rewards = {} if end["reward"] is None else {RECORDED: end["reward"]}
-            done(Scored(end["id"], rewards, failure=end["cause"], threads_left=end["threads_left"]))
+            beside = {"threads_left": end["threads_left"], "calls": end.get("calls", {})}
+            done(Scored(end["id"], rewards, failure=end["cause"], **beside))
 
 
 def report(lease: Lease, end: Mapping[str, Any], awaited: tuple[str, ...]) -> Report:

@@ -1,4 +1,4 @@
-"""The host's side of an environment process: starts the process, calls into it, kills it.
+"""The host's side of a process that runs user code: starts the process, calls into it, kills it.
 
 Everything happens in callbacks of the event loop, without threads or background tasks. When a process ends, its open
 calls fail. The process answers in order, so the oldest open call is the one that it died of.
@@ -18,8 +18,8 @@ import sys
 from typing import Any
 
 from rollweave import errors
-from rollweave.environments.worker import ChildCall, Frames, prefixed
-from rollweave.errors import EnvironmentFailed, RollweaveError
+from rollweave.errors import RollweaveError
+from rollweave.process.program import ChildCall, Frames, prefixed
 
 
 class ChildDied(Exception):
@@ -31,27 +31,30 @@ class ChildDied(Exception):
 
 
 class RemoteTraceback(Exception):
-    """The traceback from inside the environment process, as text. It is the cause of the error raised in the host."""
+    """The traceback from inside the process, as text. It is the cause of the error raised in the host."""
 
 
 class Child(asyncio.Protocol):
-    """One environment process and the connection to it."""
+    """One process and the connection to it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], failure: type[RollweaveError]) -> None:
+        """`failure`: what an error becomes here that is not one of `rollweave.errors`."""
         self.process = process
+        self._failure = failure
         self.alive = True
         self.slots: set[int] = set()
-        """The numbers of the environments in this process."""
+        """The numbers of the objects in this process."""
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._frames = Frames()
 
     @classmethod
-    async def start(cls, factory: bytes) -> Child:
+    async def start(cls, factory: bytes, failure: type[RollweaveError]) -> Child:
+        """`factory`: pickled; it makes the objects that are called in the process."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = _spawn(theirs.fileno())
-        child = cls(process)
+        child = cls(process, failure)
         try:
             await asyncio.get_running_loop().create_connection(lambda: child, sock=ours)
         except asyncio.CancelledError:
@@ -70,7 +73,7 @@ class Child(asyncio.Protocol):
         return slot
 
     async def call(self, slot: int, method: str, *arguments: Any) -> Any:
-        """Call a method of an environment there. Raises what the method raised, or `ChildDied`."""
+        """Call a method of an object there. Raises what the method raised, or `ChildDied`."""
         if not self.alive:
             raise ChildDied("its process is gone", caused_by_call=False)
         request = ChildCall(next(self._numbers), slot, method, arguments)
@@ -92,7 +95,7 @@ class Child(asyncio.Protocol):
             if answer is None or answer.done():
                 continue
             if "error" in reply:
-                answer.set_exception(_remote_error(reply))
+                answer.set_exception(_remote_error(reply, self._failure))
             else:
                 answer.set_result(reply["value"])
 
@@ -116,7 +119,7 @@ class Child(asyncio.Protocol):
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-m", "rollweave.environments.worker", str(descriptor)],
+        [sys.executable, "-m", "rollweave.process.program", str(descriptor)],
         stdin=subprocess.DEVNULL,
         stdout=2,  # what user code prints must not mix with what this program prints
         pass_fds=[descriptor],
@@ -133,8 +136,8 @@ def _describe_end(process: subprocess.Popen[bytes]) -> str:
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
-def _remote_error(reply: dict[str, Any]) -> RollweaveError:
-    kind = getattr(errors, reply["kind"], EnvironmentFailed)
+def _remote_error(reply: dict[str, Any], failure: type[RollweaveError]) -> RollweaveError:
+    kind = getattr(errors, reply["kind"], failure)
     error: RollweaveError = kind(reply["error"])
     error.__cause__ = RemoteTraceback(reply["traceback"])
     return error

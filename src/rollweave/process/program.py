@@ -1,7 +1,7 @@
-"""The program of an environment process: it holds a few environments and answers calls to them over a socket.
+"""The program of such a process: it holds a few objects (environments, rewards) and answers calls over a socket.
 
-Calls are answered in the order they came, except that `async` environments let each other run while they
-wait. The process ends when its host ends, or when the host kills it because a call hung.
+Calls are answered in the order they came, except that `async` methods let each other run while they wait. The process
+ends when its host ends, or when the host kills it because a call hung.
 
 Messages are frames of a four-byte length and a body. Requests are pickled, because a task's data may contain any
 object. Replies are JSON, because a user's class returns text and numbers, and the classes of other objects (in `info`)
@@ -20,22 +20,21 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Iterator
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass, field, is_dataclass
 from typing import Any, NamedTuple
 
-from rollweave.environments.protocol import HasScriptedAction, MakeEnvironment, StepResult
 from rollweave.errors import RollweaveError
 
 _LENGTH = struct.Struct("!I")
 
 
 class ChildCall(NamedTuple):
-    """A request to call a method of one environment."""
+    """A request to call a method of one object."""
 
     id: int
     slot: int
-    """The number of the environment in the process."""
+    """The number of the object in the process."""
     method: str
     arguments: tuple[Any, ...] = ()
 
@@ -64,11 +63,11 @@ class Frames:
 
 @dataclass(slots=True)
 class ChildProgram:
-    """Makes environments and answers calls to them."""
+    """Makes objects and answers calls to them."""
 
-    make: MakeEnvironment
+    make: Callable[..., Any]
     writer: asyncio.StreamWriter
-    environments: dict[int, HasScriptedAction] = field(default_factory=dict)
+    objects: dict[int, Any] = field(default_factory=dict)
 
     async def answer(self, request: ChildCall) -> None:
         try:
@@ -81,13 +80,13 @@ class ChildProgram:
 
     async def _call(self, request: ChildCall) -> Any:
         if request.method == "make":
-            made = self.environments[request.slot] = self.make(*request.arguments)
+            made = self.objects[request.slot] = self.make(*request.arguments)
             return bool(getattr(made, "deterministic", False))
-        environment = self.environments[request.slot]
+        called = self.objects[request.slot]
         if request.method == "close":
-            del self.environments[request.slot]
-        value = await getattr(environment, request.method)(*request.arguments)
-        return astuple(value) if isinstance(value, StepResult) else value
+            del self.objects[request.slot]
+        value = await getattr(called, request.method)(*request.arguments)
+        return astuple(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 async def serve(connection: socket.socket) -> None:

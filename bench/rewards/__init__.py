@@ -1,0 +1,1 @@
+"""What does a reward function elsewhere cost and lose when its server fails?"""

@@ -1,0 +1,1 @@
+"""What a sandbox costs, over the bare start of an interpreter."""
