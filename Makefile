@@ -44,7 +44,8 @@ quickstart: $(CORE) ## train a small agent to play FrozenLake, in a few minutes
 	  "        ls recipes    (others to try)        docs/configuration.md    (every key)"
 
 rollart: $(CORE) ## train two tasks on two kinds of devices, and compare with single pools of equal cost
-	@$(BIN)/python -m tools.rollart
+	@$(PIP) -e ".[tasks]"
+	@$(BIN)/python -m tools.rollart $(if $(LAB),--lab)
 
 sharing: $(CORE) ## three jobs that share one elastic pool of reward processes, against pools of their own
 	@$(BIN)/python -m tools.sharing

@@ -393,6 +393,21 @@ def test_failing_environments_do_not_make_the_first_failing_reward_hopeless() ->
     play(script, size=4, group_size=4, retry_backoff=0.01)
 
 
+def test_steps_consume_groups_in_the_order_of_their_admission_not_of_their_end() -> None:
+    async def script(world: World) -> None:
+        world.scheduler.advance(0)
+        await world.tick()
+        world.hands.finish_group(1)
+        first = asyncio.ensure_future(world.train(0))
+        await world.tick()
+        assert not first.done(), "group 1 is complete, and group 0 is next"
+        world.hands.finish_group(0)
+        assert await first == [0]
+        assert await world.train(1) == [1]
+
+    play(script, alpha=1)
+
+
 # --------------------------------------------------------------------------------------------------------- resume
 
 
@@ -417,9 +432,9 @@ def test_a_run_goes_on_from_its_state_without_losing_or_repeating_a_task() -> No
         await world.tick()
         assert "1.0.1" in world.hands.leases, "the unfinished member, as a new attempt"
         assert not any(id.startswith(("1.1.", "2.")) for id in world.hands.leases), "what was finished is kept"
-        assert await world.train(1) == [2], "complete since the first life"
         world.hands.report("1.0.1", version=1)
-        assert await world.train(2) == [1]
+        assert await world.train(1) == [1], "the one that is next, though the other was complete in the first life"
+        assert await world.train(2) == [2]
         assert world.tally("tasks")["trained"] == 3
         assert world.tally("attempts")["aborted"] == 1
 

@@ -173,22 +173,20 @@ def holding(bound: StalenessBound, versions: list[int]) -> SampleBuffer:
     return buffer
 
 
-@given(
-    st.sampled_from([0, 0.5, 1, 1.5, 2]),
-    st.integers(1, 4),
-    st.lists(st.integers(3, 6), max_size=12),
-    st.lists(st.integers(3, 6), max_size=12),
-)
+def test_a_step_waits_for_the_groups_that_are_next_however_many_later_ones_are_complete() -> None:
+    buffer = holding(StalenessBound(1, 2), [5, 5, 5, 6])
+    assert buffer.has_batch_in_order([])
+    assert buffer.has_batch_in_order([running(2, 6)])
+    assert not buffer.has_batch_in_order([running(9, 4)]), "an older version comes first"
+    assert not holding(StalenessBound(1, 2), [5]).has_batch_in_order([running(9, 9)]), "one is not enough"
+
+
+@given(st.sampled_from([0, 0.5, 1, 1.5, 2]), st.integers(1, 4), st.lists(st.integers(3, 6), max_size=12))
 @settings(max_examples=400, deadline=None)
-def test_at_a_glance_the_buffer_waits_only_where_the_selection_would(
-    alpha: float, size: int, ready: list[int], unfinished: list[int]
-) -> None:
-    buffer = holding(StalenessBound(alpha, size), ready)
-    if buffer.must_wait(6, unfinished):
-        assert buffer.select(6, [running(100 + n, version) for n, version in enumerate(unfinished)]) is None
-
-
-def test_at_a_glance_the_buffer_sees_a_group_at_its_limit() -> None:
-    buffer = holding(StalenessBound(1, 1), [5])
-    assert buffer.must_wait(5, [4])
-    assert not buffer.must_wait(5, [5])
+def test_what_is_consumed_in_order_is_older_than_all_that_runs(alpha: float, size: int, versions: list[int]) -> None:
+    buffer = holding(StalenessBound(alpha, size), versions)
+    under_way = [running(100 + n, version) for n, version in enumerate(versions[::2])]
+    if buffer.has_batch_in_order(under_way):
+        chosen = buffer.select(6, under_way)
+        if chosen is not None:
+            assert all((versions[id], id) < (each.version, each.id) for id in chosen.consumed for each in under_way)

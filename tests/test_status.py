@@ -85,7 +85,7 @@ def test_the_graph_leads_from_the_trainer_to_one_call_of_one_environment():
 
 def test_a_group_that_is_named_is_the_only_one_shown():
     world = World()
-    waits = [Waiting("trainer", "group 8, which may not get any older: member 0 still plays", 3.0)]
+    waits = [Waiting("trainer", "group 8, which is next: member 0 still plays", 3.0)]
     graph = wait_for_graph(waits, world.accountant.work, world.accountant.slots, 31.0)
     assert [child.who for child in graph[0].because] == ["group 8"]
 
@@ -118,11 +118,11 @@ def test_a_reward_that_is_awaited_is_named():
         world.say("reward.begin", id=id, group=7, rewards=names, host=0)
     world.begin("8.0.0", 8, free=0)
     waits = [
-        Waiting("trainer", "group 7, which may not get any older: member 3, 5 is being scored", 3.0),
+        Waiting("trainer", "group 7, which is next: member 3, 5 is being scored", 3.0),
         Waiting("scoring of 7.3.0", "reward judge", 12.0),
     ]
     assert flat(wait_for_graph(waits, world.accountant.work, world.accountant.slots, 50.0)) == [
-        "trainer waits for group 7, which may not get any older: member 3, 5 is being scored 3",
+        "trainer waits for group 7, which is next: member 3, 5 is being scored 3",
         "  group 7 waits for 2 rewards 50",
         "    member 5 (attempt 3) waits for reward judge, format 20",
         "    member 3 waits for reward judge 12",

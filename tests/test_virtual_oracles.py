@@ -83,7 +83,7 @@ def never_look_at_age(patch: pytest.MonkeyPatch) -> None:
     honest = SampleBuffer.select
     patch.setattr(SampleBuffer, "select", lambda self, *args, **_: honest(self, *args[:3], start_only=True))
     patch.setattr(SampleBuffer, "left_over", lambda self, step: [])
-    patch.setattr(SampleBuffer, "must_wait", lambda self, step, running: False)
+    patch.setattr(SampleBuffer, "has_batch_in_order", lambda self, running: True)
     patch.setattr(RolloutScheduler, "_check_staleness", lambda self, batch: None)
 
 
@@ -182,7 +182,7 @@ def do_not_verify(patch: pytest.MonkeyPatch) -> None:
 
 def give_up_on_everybody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RolloutScheduler, "_expendable", lambda self, group: True)
-    patch.setattr(SampleBuffer, "must_wait", lambda self, step, running: False)
+    patch.setattr(SampleBuffer, "has_batch_in_order", lambda self, running: True)
 
 
 def forget_a_group(patch: pytest.MonkeyPatch) -> None:

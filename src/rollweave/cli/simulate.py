@@ -8,13 +8,29 @@ from typing import Annotated
 import typer
 
 from rollweave.cli.options import AsJson, Output, Overrides
+from rollweave.errors import ConfigError
 
 
 def simulate(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The simulation file, for example recipes/simulate/mixed_tasks.yaml.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="The simulation file (recipes/simulate/mixed_tasks.yaml); with --recorded a job file."
+        ),
     ],
     overrides: Overrides = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of a run of the job in FILE: its episodes' lengths are played on other hardware."
+        ),
+    ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="With --recorded: the cluster file, if not the one that the job names.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="With --recorded: the model to simulate, for example qwen3-8b.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Replaces the seed of the file.")] = None,
     as_json: AsJson = False,
     trace: Annotated[
@@ -22,16 +38,26 @@ def simulate(
     ] = None,
 ) -> None:
     """Run a job on hardware you do not have: step time, throughput, idle devices and cost, in simulated time."""
-    from rollweave.config.load import load_file
+    from rollweave.config.cluster import ClusterConfig
+    from rollweave.config.load import load_file, load_job
     from rollweave.config.scenario import Scenario
     from rollweave.observability.timeline import Timeline
+    from rollweave.simulation.of_job import job_scenario, simulate_job
     from rollweave.simulation.outcome import table
     from rollweave.simulation.simulate import simulate as run
 
     changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
-    scenario = load_file(file, Scenario, changes)
     timeline = Timeline()
-    outcome = run(scenario, [timeline] if trace else [], every_turn=trace is not None)
+    sinks = [timeline] if trace else []
+    if recorded is None:
+        if cluster or model:
+            raise ConfigError("--cluster and --model belong to --recorded; in a simulation file say cluster=… model=…")
+        scenario = load_file(file, Scenario, changes)
+        outcome = run(scenario, sinks, every_turn=bool(trace))
+    else:
+        job = load_job(file, changes)
+        scenario = job_scenario(job, recorded, load_file(cluster, ClusterConfig) if cluster else None, model)
+        outcome = simulate_job(job, scenario, sinks, every_turn=bool(trace))
     if trace is not None:
         timeline.write(trace)
     typer.echo(outcome.json(rows=True) if as_json else table(scenario, outcome))

@@ -124,6 +124,8 @@ class EnvManager:
         self._generation = stage.clock.wait(self.name, "", deadlines.generate, partial(stage.proxy.abort, lease.id))
         self._step = stage.clock.wait(self.name, "", deadlines.env_step)
         self._interruptible = [self._generation]
+        if stage.barrier:  # before any of the leases that came together begins: the first must not pass alone
+            stage.barrier.join()
 
     async def play(self) -> Report:
         """The report of how it ended. Its rewards are in it if they take no time, and in the barrier mode `sync`."""
@@ -172,25 +174,27 @@ class EnvManager:
     # ------------------------------------------------------------------------------------------------- the turns
 
     async def _play_episode(self) -> None:
-        self._stop_if_cancelled()
-        environment = self.stage.environment(self.lease.task)
+        environment = None
+        try:
+            self._stop_if_cancelled()
+            environment = self.stage.environment(self.lease.task)
+            await self._converse(environment)
+        finally:
+            if self.stage.barrier:
+                self.stage.barrier.leave()
+            if environment is not None:
+                await self._close(environment)
+
+    async def _converse(self, environment: Environment) -> None:
         reset = self.stage.clock.wait(self.name, "environment reset", self.stage.rollout.deadlines.env_reset)
         if getattr(environment, "interruptible", True):
             self._interruptible += [reset, self._step]
-        barrier = self.stage.barrier
-        if barrier:
-            barrier.join()
-        try:
-            with reset:
-                observation = await environment.reset(self.lease.task.seed, self.lease.task.data)
-            self._stop_if_cancelled()
-            self._observe(self.stage.dialogue.open(observation))
-            while (next_observation := await self._take_turn(environment)) is not None:
-                self._observe(next_observation)
-        finally:
-            if barrier:
-                barrier.leave()
-            await self._close(environment)
+        with reset:
+            observation = await environment.reset(self.lease.task.seed, self.lease.task.data)
+        self._stop_if_cancelled()
+        self._observe(self.stage.dialogue.open(observation))
+        while (next_observation := await self._take_turn(environment)) is not None:
+            self._observe(next_observation)
 
     async def _close(self, environment: Environment) -> None:
         """The episode is over: an environment that cannot be closed takes nothing away from it."""

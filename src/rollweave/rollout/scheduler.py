@@ -304,13 +304,13 @@ class RolloutScheduler:
             for id in self.buffer.left_over(step):
                 self._discard(id, AttemptEnd.SURPLUS)
                 self._admit()
-        all_stay = self.settings.policy == "wait" and not self._over_issues
-        if all_stay and self.buffer.must_wait(step, (group.version for group in self.running.values())):
-            return None
-        running = (
+        running = [
             GroupInLine(group.id, group.version, complete=False, expendable=self._expendable(group))
             for group in self.running.values()
-        )
+        ]
+        all_stay = self.settings.policy == "wait" and not self._over_issues
+        if all_stay and not self.buffer.has_batch_in_order(running):
+            return None
         return self.buffer.select(step, running, self._filter.survivors, start_only)
 
     def _expendable(self, group: RunningGroup) -> bool:
@@ -393,7 +393,7 @@ class RolloutScheduler:
         have, need = len(self.buffer), self.bound.groups_per_step
         if have >= need and self.running:
             oldest = min(self.running.values(), key=lambda group: (group.version, group.id))
-            return f"group {oldest.id}, which may not get any older: {_under_way(oldest)}"
+            return f"group {oldest.id}, which is next: {_under_way(oldest)}"
         return f"batch {step}: {have} of {need} groups"
 
     def _check_staleness(self, batch: Batch) -> None:

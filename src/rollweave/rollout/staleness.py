@@ -22,7 +22,7 @@ it is not, there are three cases:
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import floor
@@ -160,22 +160,15 @@ class SampleBuffer:
         del self._versions[id]
         return self.groups.pop(id)
 
-    def must_wait(self, step: int, running: Iterable[int]) -> bool:
-        """A quick answer, by counts: whether more groups of these versions run than later steps have places for.
+    def has_batch_in_order(self, running: Iterable[GroupInLine]) -> bool:
+        """Whether the groups that are next by age are complete, as many as a step consumes.
 
-        It holds only where every group wants a place, none may be given up and no more were issued than fit. `select`
-        knows all cases, but sorts all groups; a step that waits for its slowest group asks once per group that ends.
+        Where every group is trained in the end, steps consume them in this order, however long each one takes: the data
+        of a run then do not depend on the hardware, and short episodes do not come first.
         """
-        under_way, complete = Counter(running), Counter(self._versions.values())
-        late, in_line, unfinished = False, 0, 0
-        for version in sorted(under_way | complete):
-            in_line += under_way[version] + complete[version]
-            unfinished += under_way[version]
-            places = self.bound.capacity(version, step + 1)
-            if in_line > self.bound.groups_per_step + places:
-                return False
-            late |= unfinished > places
-        return late
+        oldest = min(map(_age, running), default=None)
+        before = sum(oldest is None or (version, id) < oldest for id, version in self._versions.items())
+        return before >= self.bound.groups_per_step
 
     def select(
         self, step: int, running: Iterable[GroupInLine], survivors: float = 1.0, start_only: bool = False

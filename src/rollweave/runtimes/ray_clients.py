@@ -154,7 +154,7 @@ class Restarts:
         self._deaths.clear()
 
 
-RELEASE_SECONDS = 0.05
+RELEASE_SECONDS = 0.5
 """How long the end of a trajectory may wait for a request to travel with. A call costs about a millisecond of work; an
 engine that needs the room sooner takes it from trajectories that wait for their environment."""
 

@@ -29,6 +29,7 @@ from rollweave.simulation.outcome import SimulationResult
 from rollweave.simulation.workloads.episode import DrawnWorkload, Workload
 from rollweave.simulation.workloads.presets import resolve
 from rollweave.simulation.workloads.recorded import RecordedWorkload
+from rollweave.tasks import TaskSource
 from rollweave.trajectory import Trajectory
 
 CHECKPOINTS = Path("modelled")
@@ -49,12 +50,16 @@ def scenario(data: Mapping[str, Any]) -> Scenario:
 
 
 def simulate(
-    scenario: Scenario, sinks: Sequence[Sink] = (), every_turn: bool = False, enough: Enough | None = None
+    scenario: Scenario,
+    sinks: Sequence[Sink] = (),
+    every_turn: bool = False,
+    enough: Enough | None = None,
+    tasks: TaskSource | None = None,
 ) -> SimulationResult:
     """Run it. `sinks` hear every event of the control plane, as in a real run; with `every_turn` the engines' too.
-    `enough` is asked after every step that counts."""
+    `enough` is asked after every step that counts. `tasks` replace those of a recorded workload."""
     collect_rarely(MANY_OBJECTS, generations=1)
-    return run_virtual(lambda clock: run(scenario, clock, sinks, every_turn=every_turn, enough=enough))
+    return run_virtual(lambda clock: run(scenario, clock, sinks, every_turn=every_turn, enough=enough, tasks=tasks))
 
 
 async def run(
@@ -64,11 +69,12 @@ async def run(
     judge: Judge | None = None,
     every_turn: bool = False,
     enough: Enough | None = None,
+    tasks: TaskSource | None = None,
 ) -> SimulationResult:
     """The same on a loop that is shared: several jobs at once, and perhaps one judge for all of them."""
     control = scenario.control
     _check_judge(scenario)
-    workload = make_workload(scenario.workload, scenario.seed)
+    workload = make_workload(scenario.workload, scenario.seed, tasks)
     recorder = Recorder(clock.now, sinks)
     fleet = Fleet()
     dispatcher = Dispatcher.of(control.rollout, fleet)
@@ -95,10 +101,10 @@ async def run(
         on_row=[measure.row],
         on_trajectories=[measure.trajectories, stop_early],
     )
-    async with asyncio.TaskGroup() as tasks:
-        see_every_failure(tasks)
-        playing = tasks.create_task(host.run(), name="host")
-        trouble = tasks.create_task(suffer(scenario.outages, machines.places, clock), name="outages")
+    async with asyncio.TaskGroup() as running:
+        see_every_failure(running)
+        playing = running.create_task(host.run(), name="host")
+        trouble = running.create_task(suffer(scenario.outages, machines.places, clock), name="outages")
         await drive.advance()
         trouble.cancel()
         playing.cancel()
@@ -106,9 +112,9 @@ async def run(
     return measure.outcome(drive.loop.weights)
 
 
-def make_workload(config: WorkloadConfig, seed: int) -> Workload:
+def make_workload(config: WorkloadConfig, seed: int, tasks: TaskSource | None = None) -> Workload:
     if config.trace is not None:
-        return RecordedWorkload(Path(config.trace), seed)
+        return RecordedWorkload(Path(config.trace), seed, tasks)
     return DrawnWorkload([resolve(task) for task in config.tasks], seed)
 
 

@@ -21,24 +21,11 @@ from rollweave.trajectory import Trajectory
 
 
 class RecordedWorkload:
-    def __init__(self, run: Path, seed: int) -> None:
-        self._episodes: dict[str, list[EpisodeScript]] = defaultdict(list)
-        file = run / "trajectories.jsonl"
-        if not file.is_file():
-            raise ConfigError(f"workload.trace: {run} has no trajectories.jsonl; name the folder of a run")
-        for row in read(file).rows:
-            if row.get("turns") and row.get("outcome") in ("finished", "truncated"):
-                if "observation_tokens" not in row["turns"][0]:
-                    raise ConfigError(
-                        f"workload.trace: {file} was recorded by an older version and does not say how long "
-                        "observations were; record a run anew"
-                    )
-                self._episodes[str(row["task"]).split("/")[0]].append(_episode(row))
-        if not self._episodes:
-            raise ConfigError(
-                f"workload.trace: {file} holds no finished episode; record some with logging.transcripts_per_step"
-            )
-        self.source: TaskSource = weighted({name: float(len(them)) for name, them in self._episodes.items()}, seed)
+    def __init__(self, run: Path, seed: int, tasks: TaskSource | None = None) -> None:
+        """`tasks`: those of the job that was recorded; without them, tasks are drawn as often as episodes were kept."""
+        self._episodes = recorded_episodes(run)
+        kept = {name: float(len(them)) for name, them in self._episodes.items()}
+        self.source: TaskSource = tasks or weighted(kept, seed)
         self._attempts: Attempts = defaultdict(count)
 
     def episode(self, task: Task) -> EpisodeScript:
@@ -51,6 +38,27 @@ class RecordedWorkload:
     def reward_seconds(self, trajectory: Trajectory) -> float:
         """A run does not record it: rewards of its kind take next to nothing."""
         return 0.0
+
+
+def recorded_episodes(run: Path) -> dict[str, list[EpisodeScript]]:
+    """By task: the finished episodes that the run has kept."""
+    file = run / "trajectories.jsonl"
+    if not file.is_file():
+        raise ConfigError(f"workload.trace: {run} has no trajectories.jsonl; name the folder of a run")
+    episodes: dict[str, list[EpisodeScript]] = defaultdict(list)
+    for row in read(file).rows:
+        if row.get("turns") and row.get("outcome") in ("finished", "truncated"):
+            if "observation_tokens" not in row["turns"][0]:
+                raise ConfigError(
+                    f"workload.trace: {file} was recorded by an older version and does not say how long "
+                    "observations were; record a run anew"
+                )
+            episodes[str(row["task"]).split("/")[0]].append(_episode(row))
+    if not episodes:
+        raise ConfigError(
+            f"workload.trace: {file} holds no finished episode; record some with logging.transcripts_per_step"
+        )
+    return dict(episodes)
 
 
 def _episode(row: dict[str, Any]) -> EpisodeScript:
