@@ -30,6 +30,7 @@ def score(trajectory):
     if text == "segfault":
         ctypes.string_at(0)
     if text == "hang":
+        open(os.path.join(os.path.dirname(__file__), "hanging"), "w").close()
         time.sleep(1000)
     if text == "exit":
         os._exit(3)

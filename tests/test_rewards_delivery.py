@@ -149,7 +149,8 @@ def test_calls_that_failed_together_do_not_come_back_together() -> None:
     assert len({backoff_seconds(CallConfig(), 1, 7, key) for key in numbers(50)}) == 50
 
 
-steps = st.lists(st.tuples(st.sampled_from(["try", "answer", "fail", "give up", "time"]), st.integers(0, 20)))
+moves = st.sampled_from(["try", "try", "try", "answer", "fail", "fail", "give up", "time", "time"])
+steps = st.lists(st.tuples(moves, st.integers(0, 20)), min_size=20, max_size=60)
 
 
 @settings(max_examples=500, deadline=None)
@@ -157,7 +158,7 @@ steps = st.lists(st.tuples(st.sampled_from(["try", "answer", "fail", "give up", 
 def test_a_breaker_opens_for_a_function_that_does_not_answer_and_sends_one_probe_at_a_time(
     script: list[tuple[str, int]], most: int, seconds: float
 ) -> None:
-    breaker, now, under_way = Breaker(most, seconds, 2.0), 0.0, list[bool]()
+    breaker, now, under_way = Breaker(most, seconds, 2.0), 0.0, list[int]()
     failures: list[float] = []
     """Since the last answer."""
     for what, number in script:
@@ -167,7 +168,10 @@ def test_a_breaker_opens_for_a_function_that_does_not_answer_and_sends_one_probe
             wait = breaker.opens_in(now)
             assert (wait == 0.0) or breaker.is_open, "a closed breaker holds up no call"
             if wait == 0.0:
-                under_way.append(breaker.begin())
+                probe = breaker.begin()
+                assert bool(probe) == breaker.is_open
+                assert not probe or probe not in under_way, "another probe is under way"
+                under_way.append(probe)
         elif under_way:
             probe = under_way.pop(number % len(under_way))
             if what == "answer":
@@ -179,10 +183,8 @@ def test_a_breaker_opens_for_a_function_that_does_not_answer_and_sends_one_probe
                 failures += [] if was_open else [now]
                 opened = breaker.failed(now, probe)
                 assert opened == (not was_open and len(failures) >= most and now - failures[0] >= seconds)
-            elif probe and breaker.is_open:
-                breaker.probe_over(now)
-        if breaker.is_open:
-            assert sum(under_way) <= 1 or len(failures) == 0
+            else:
+                breaker.give_up(now, probe)
 
 
 # ---------------------------------------------------------------------------------------------------------- scenes

@@ -149,8 +149,7 @@ def test_a_call_that_is_given_up_ends_its_process_and_frees_the_seat(tmp_path: P
         async with scoring(pool_config(reward_file(tmp_path), maximum=1)) as scorer:
             hung = asyncio.ensure_future(scorer.score(played("hang")))
             waiting = asyncio.ensure_future(outcomes(scorer, ["abc"]))
-            pool = scorer.rewards[0].function._backend._pool  # type: ignore[attr-defined]
-            await until(lambda: pool.counts().processes == 1)
+            await until((tmp_path / "hanging").exists)
             hung.cancel()
             assert await waiting == [3.0]
 

@@ -23,7 +23,7 @@ def serve() -> Any:
         pytest.skip("pip install 'rollweave[ray-serve]'")
     import ray
 
-    ray.init(include_dashboard=False, num_cpus=2, log_to_driver=False)
+    ray.init("local", include_dashboard=False, num_cpus=2, log_to_driver=False)
     yield serve
     serve.shutdown()
     ray.shutdown()

@@ -102,6 +102,8 @@ class Breaker:
         self._next_probe: float | None = None
         """None: it is closed."""
         self._probing = False
+        self._stretch = 0
+        """How often it has opened: a probe belongs to the stretch in which it was sent."""
         self.last_answer = float("-inf")
 
     @property
@@ -114,10 +116,10 @@ class Breaker:
             return 0.0
         return None if self._probing else max(0.0, self._next_probe - now)
 
-    def begin(self) -> bool:
-        """A try is made. Whether it is a probe."""
+    def begin(self) -> int:
+        """A try is made. The stretch that it is a probe of; 0: it is none."""
         self._probing = self.is_open
-        return self._probing
+        return self._stretch if self._probing else 0
 
     def answered(self, now: float) -> bool:
         """Whether this closes it."""
@@ -125,11 +127,10 @@ class Breaker:
         self.last_answer, self._failures, self._next_probe, self._probing = now, 0, None, False
         return closes
 
-    def failed(self, now: float, probe: bool) -> bool:
+    def failed(self, now: float, probe: int) -> bool:
         """Whether this opens it."""
         if self.is_open:
-            if probe:
-                self.probe_over(now)
+            self.give_up(now, probe)
             return False
         if not self._failures:
             self._first_failure = now
@@ -137,11 +138,13 @@ class Breaker:
         if self._failures < self._most or now - self._first_failure < self._seconds:
             return False
         self._next_probe = now + self._probe_seconds
+        self._stretch += 1
         return True
 
-    def probe_over(self, now: float) -> None:
-        """A probe ended without an answer."""
-        self._probing, self._next_probe = False, now + self._probe_seconds
+    def give_up(self, now: float, probe: int) -> None:
+        """A try ended without an answer. If it was the probe, another one may be sent."""
+        if self.is_open and probe == self._stretch:
+            self._probing, self._next_probe = False, now + self._probe_seconds
 
 
 class Delivery:
@@ -252,7 +255,7 @@ class Delivery:
             raise
         except BaseException:  # refused, or given up: neither says that the function works
             if probe:
-                breaker.probe_over(self._clock.now())
+                breaker.give_up(self._clock.now(), probe)
                 self._tell()
             raise
         if breaker.answered(self._clock.now()):
