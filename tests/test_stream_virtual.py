@@ -108,7 +108,7 @@ def test_most_of_the_work_is_done_when_the_last_group_arrives() -> None:
 
 
 def test_rollart_streams_too() -> None:
-    """In steps whose last group came while the trainer waited. At alpha 1 the trainer often gets a whole batch at once."""
+    """In steps whose last group came while the trainer waited. At alpha 1 it often gets a whole batch at once."""
     shares = streamed_shares(rollart(0.5))
     assert shares
     assert min(shares) >= 0.8, shares
