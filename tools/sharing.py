@@ -29,7 +29,7 @@ RECIPE = ROOT / "recipes" / "sharing"
 JOBS = 3
 OWN = 8
 """Processes that a job has for itself."""
-IDLE_SECONDS = 8.0
+IDLE_SECONDS = 12.0
 SKIPPED_STEPS = 2
 """The first ones start processes and connections."""
 UTILISATION_BAR, STEP_BAR = 1.5, 1.05
