@@ -148,7 +148,8 @@ def test_asynchronous_steps_take_no_longer_than_the_bound(block: int) -> None:
         result = play(order, samples, s.slots, s.groups, train, steps=12, seed=number)
         tail = s.workers * samples.longest / (s.alpha + 1)
         bound = max((s.groups * samples.mean + tail) / s.slots, train)
-        assert step_seconds(result) <= bound * (1 + 1e-9), s
+        # From the first batch on: with `wait` that one is of the groups that began first, not of those that end first.
+        assert step_seconds(result, skip=1) <= bound * (1 + 1e-9), s
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -159,7 +160,7 @@ def test_our_own_order_adds_a_share_of_one_train_step(block: int) -> None:
         result = play(rollart(s.alpha), samples, s.slots, s.groups, train, steps=12, seed=number)
         tail = s.workers * samples.longest / (s.alpha + 1)
         bound = max((s.groups * samples.mean + tail) / s.slots + train / (s.alpha + 1), train)
-        assert step_seconds(result) <= bound * (1 + 1e-9), s
+        assert step_seconds(result, skip=1) <= bound * (1 + 1e-9), s
 
 
 @pytest.mark.parametrize("slots", [4, 16])

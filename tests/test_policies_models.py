@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -131,7 +132,7 @@ def test_smollm2_without_network_is_explained(tmp_path: Path, monkeypatch: pytes
 
 
 def test_smollm2_on_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def save(folder: Path) -> None:
+    def save(folder: Path, **options: Any) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     loaded = SimpleNamespace(config=SimpleNamespace(), save_pretrained=save)

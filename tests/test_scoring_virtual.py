@@ -212,7 +212,7 @@ def test_a_checkpoint_keeps_what_is_being_scored_and_the_next_run_scores_it_with
     job = make_job(rollart(1), steps=4, save=1, environments=40)
     world = World(environment=EPISODE, reward=RewardModel(lognormal(5.0, 0.5)))
     first = run(job, world)
-    saved = first.trainer.saved["step-2"]
+    saved = first.trainer.saved["step-1"]
     state = DriverState.load(saved).scheduler
     kept = {attempt for group in state.open for attempt in group.scoring}
     assert kept and kept <= set(state.ledger.open_attempts)

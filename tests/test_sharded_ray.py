@@ -97,5 +97,5 @@ def test_a_run_goes_back_to_its_checkpoint_when_a_rank_is_killed(tmp_path: Path)
     log = run.out / "logs" / "trainer-1.log"
     os.kill(int(READY.findall(log.read_text())[-1]), signal.SIGKILL)
     run.finish()
-    assert [event["version"] for event in run.events("run.resume")] == [4]
+    assert [event["version"] for event in run.events("run.back")] == [4]
     assert len(READY.findall(log.read_text())) == 2

@@ -100,7 +100,7 @@ def test_engines_and_trainer_are_never_on_the_device_together(folder: Path) -> N
         store = MemoryStore()
         core, held = trainer(folder, True), engine(folder)
         loop = EngineLoop(held, store, clock)
-        colocated = AlternatingTrainer(InlineTrainer(core, store, clock), fleet_of([loop]), sleep=True)
+        colocated = AlternatingTrainer(InlineTrainer(lambda: core, store, clock), fleet_of([loop]), sleep=True)
         seen = []
 
         def look() -> None:

@@ -36,7 +36,7 @@ from rollweave.runtimes.ray_group import TRAINER, RankWorker, TrainerGroup
 from rollweave.runtimes.ray_keepers import Crew, EngineTeam, HostKeeper
 from rollweave.runtimes.ray_nodes import BEAT_SECONDS, NodeWorker, RayNodes
 from rollweave.runtimes.ray_workers import EngineWorker, HostWorker, TrainerWorker
-from rollweave.runtimes.resources import ClusterNode, Need, ResourceManager
+from rollweave.runtimes.resources import ClusterNode, Need, NodeId, ResourceManager
 from rollweave.runtimes.stores import close_store, make_store
 from rollweave.runtimes.travel import pack_luggage
 from rollweave.targets import MOVED_FOLDERS
@@ -175,7 +175,7 @@ class Starter:
     logs: Path
     folder: Path
     """In the shared memory of this machine."""
-    stores: dict[ClusterNode, WeightStore] = field(default_factory=dict)
+    stores: dict[NodeId, WeightStore] = field(default_factory=dict)
     """The one weight store, with the node that the trainer began on."""
 
     async def trainer(self, places: Layout) -> WorkerHandle:
@@ -208,11 +208,10 @@ class Starter:
     def _keep_weights_on(self, trainer: ClusterNode) -> None:
         """Make the one store, where the trainer is. It outlives the trainer, whose successor finds it there."""
         if not self.stores:
-            self.stores[trainer] = self._store(trainer)
-        elif self.blueprint.job.weight_store == "ray" and trainer not in self.stores:
-            (before,) = self.stores
+            self.stores[trainer.id] = self._store(trainer)
+        elif self.blueprint.job.weight_store == "ray" and trainer.id not in self.stores:
             raise WeightStoreError(
-                f"the trainer moved from {before} to {trainer}, and engines fetch weights from the first: go on with "
+                f"the trainer had to move to {trainer}, and engines fetch weights from where it was: go on with "
                 "--resume, or set weights.store=file, whose weights no machine takes with it"
             )
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from rollweave.config.training import LoraConfig
 from rollweave.errors import ConfigError
 from rollweave.seeds import derive
-from rollweave.training.sharded import Source, whole
+from rollweave.training.ranks import Source, source, whole
 from rollweave.weights.adapter import DOWN, UP, low_rank_sum
 
 NAME = "default"
@@ -51,7 +51,7 @@ def weight_sources(model: Any) -> dict[str, Source]:
         if ".lora_" in name:
             continue
         layer = layers.get(name.removesuffix(".weight").removesuffix(BASE)) if name.endswith(".weight") else None
-        sources[name.replace(BASE, "")] = _plain(parameter) if layer is None else _sum(parameter, layer)
+        sources[name.replace(BASE, "")] = source(parameter) if layer is None else _sum(parameter, layer)
     return sources
 
 
@@ -59,7 +59,7 @@ def adapter_sources(model: Any) -> dict[str, Source]:
     """The adapter alone: for each layer A and B, named after it."""
     sources: dict[str, Source] = {}
     for name, layer in _adapted(model).items():
-        sources[f"{name}{DOWN}"] = _plain(layer.lora_A[NAME].weight)
+        sources[f"{name}{DOWN}"] = source(layer.lora_A[NAME].weight)
         sources[f"{name}{UP}"] = _up(layer)
     return sources
 
@@ -74,16 +74,12 @@ def _adapted(model: Any) -> dict[str, Any]:
     return {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A") and NAME in layer.lora_A}
 
 
-def _plain(parameter: Tensor) -> Source:
-    return lambda: whole(parameter)
-
-
 def _up(layer: Any) -> Source:
     return lambda: whole(layer.lora_B[NAME].weight) * layer.scaling[NAME]
 
 
 def _sum(parameter: Tensor, layer: Any) -> Source:
-    up, down = _up(layer), _plain(layer.lora_A[NAME].weight)
+    up, down = _up(layer), source(layer.lora_A[NAME].weight)
     return lambda: low_rank_sum(whole(parameter), down(), up())
 
 

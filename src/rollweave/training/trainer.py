@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from torch import Tensor
 
 from rollweave.config.training import GAEAdvantage, TrainingConfig
 from rollweave.crossing import CPU, down, move, scalar, up
-from rollweave.errors import ConfigError, RunFolderError
+from rollweave.errors import ConfigError, RunFolderError, UntrainableBatch
 from rollweave.policies.asleep import Asleep, resident_bytes
-from rollweave.policies.forward import load_model, save_model
+from rollweave.policies.forward import TrainedPolicy, load_model, save_model
 from rollweave.seeds import generator
 from rollweave.training import checkpoint
 from rollweave.training.advantages import batch_advantages, zero_share
@@ -50,11 +50,8 @@ from rollweave.training.losses import (
     weight_scale,
 )
 from rollweave.training.packing import MicroBatch, PackedRow, micro_batches_of_rank, rows_of
-from rollweave.training.policy import TrainedPolicy
 from rollweave.training.protocol import Metrics
-from rollweave.training.ranks import ALONE, Ranks
-from rollweave.training.sharded import WholeWeights, shard, whole
-from rollweave.training.step import OpenStep
+from rollweave.training.ranks import ALONE, Ranks, WholeWeights, shard, source, whole
 from rollweave.training.trainer_files import (
     make_moments,
     moments,
@@ -70,6 +67,26 @@ from rollweave.weights.probe import probe_tokens
 from rollweave.weights.store import WeightStore
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """What the trainer holds of a train step between `begin` and `finish`."""
+
+    number: int
+    stream: bool
+    """Whether the gradients of groups are computed as they come."""
+    groups: dict[int, Group] = field(default_factory=dict)
+    rows: list[PackedRow] = field(default_factory=list)
+    """Of the groups whose advantages are known."""
+    record: StepRecord = field(default_factory=StepRecord)
+
+    def add(self, part: Batch) -> None:
+        """Note groups of the batch; a group that came twice would count twice."""
+        for group in part.groups:
+            if group.id in self.groups:
+                raise UntrainableBatch(f"step {self.number}: group {group.id} was given to the trainer twice")
+            self.groups[group.id] = group
 
 
 class TorchTrainer:
@@ -354,7 +371,9 @@ class TorchTrainer:
 
     def weights(self) -> WholeWeights:
         """The current weights by their Hugging Face names, tied ones once. The next step changes these tensors."""
-        return WholeWeights(weight_sources(self.model), self.ranks)
+        if self.config.lora is not None:
+            return WholeWeights(weight_sources(self.model), self.ranks)
+        return WholeWeights({name: source(one) for name, one in self.model.named_parameters()}, self.ranks)
 
     def _to_publish(self) -> WholeWeights:
         lora = self.config.lora

@@ -141,7 +141,7 @@ class RelayStore:
                     return moved
                 try:
                     with self._copies.writing(version, listing.manifest.size) as buffer:
-                        moved += Delivery(self, listing, buffer.flat).complete()
+                        moved += Fetching(self, listing, buffer.flat).complete()
                         self._copies.add(listing.manifest, buffer)
                     return moved
                 except _Replaced:
@@ -176,7 +176,7 @@ class RelayStore:
 
 
 @dataclass(slots=True)
-class Delivery:
+class Fetching:
     """One version on its way to this machine."""
 
     relay: RelayStore
